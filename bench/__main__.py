@@ -118,7 +118,8 @@ def _model_file(settings: Config) -> str:
     path = find(settings.model)
     gguf.check(path)
     weights = choose(path, settings, lambda _fraction: True)
-    return Path(path).name + (" converted to Q8_0" if weights.converted_from else "")
+    how = " converted to Q8_0" if weights.converted_from else "" if weights.repacked else ", not repacked"
+    return Path(path).name + how
 
 
 def _at_least(low: int) -> Callable[[str], int]:

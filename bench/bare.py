@@ -1,6 +1,7 @@
 """A bare llama.cpp loop, what a server is measured against: no sockets, no text, no scheduler, one batch for all.
 
-Run as a process of its own (arguments: streams, tokens of each), so that its compute threads and a daemon's never meet.
+Run as a process of its own (arguments: streams, tokens of each; words of a prompt and round, as for
+``growing`` loads), so that its compute threads and a daemon's never meet.
 The model and its context are the daemon's, made from the same settings; nothing else of umaserve's engine is used.
 """
 
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.trace import Stream, Trace
-from bench.workload import WARM_UP_TOKENS, prompts, warm_up_prompts
+from bench.workload import WARM_UP_TOKENS, growing, prompts, warm_up_prompts
 from umaserve.engine.model import Model, find
 from umaserve.engine.weights import choose
 from umaserve.settings.daemon import SETTINGS
@@ -100,15 +101,20 @@ class BareLoop:
 
 
 def main() -> None:
-    n_streams, n_tokens = map(int, sys.argv[1:])
+    n_streams, n_tokens, *growing_by = map(int, sys.argv[1:])
+    texts = prompts(n_streams)
+    if growing_by:
+        n_words, round_ = growing_by
+        texts = [text for (text,) in growing(n_streams, n_words, 1, round_)]
     settings = SETTINGS.load({}, os.environ).config
     logs.configure(settings.log_level, settings.log_format)
     weights = choose(find(settings.model), settings, lambda _fraction: True)
-    loop = BareLoop(Model(weights.path, settings, lambda _fraction: True), settings.n_batch)
+    model = Model(weights.path, settings, lambda _fraction: True, repacked=weights.repacked)
+    loop = BareLoop(model, settings.n_batch)
     loop.run(warm_up_prompts(n_streams), WARM_UP_TOKENS)
     # Buffered also where Python's own is not: what is written at once may go out in parts.
     with open(sys.stdout.fileno(), "wb", closefd=False) as output:
-        output.write(loop.run(prompts(n_streams), n_tokens).dump())
+        output.write(loop.run(texts, n_tokens).dump())
 
 
 if __name__ == "__main__":

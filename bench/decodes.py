@@ -163,7 +163,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = _settings(options)
         path = find(config.model)
         progress("loading the model")
-        model = Model(choose(path, config, lambda _fraction: True).path, config, lambda _fraction: True)
+        weights = choose(path, config, lambda _fraction: True)
+        model = Model(weights.path, config, lambda _fraction: True, repacked=weights.repacked)
     except (ConfigError, ModelError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     asked = [(streams, layout) for streams in options.streams for layout in (SHARED, DIVIDED)]

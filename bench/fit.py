@@ -80,7 +80,7 @@ def fit_box(settings: Config) -> tuple[Box, list[Measured]]:
     progress("loading the model")
     path = find(settings.model)
     weights = choose(path, settings, lambda _fraction: True)
-    model = Model(weights.path, settings, lambda _fraction: True, name=Path(path).stem)
+    model = Model(weights.path, settings, lambda _fraction: True, name=Path(path).stem, repacked=weights.repacked)
     try:
         measured = Ticks(model, settings).measure()
         note = f"Measured: {model.name}; {machine()}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.processes import Served, trace_of
 from bench.report import ratio, spread, table
 from bench.scenarios import PREFIX_TOKENS
-from bench.sides import OURS, THEIRS, both, missing_note, rounds
+from bench.sides import OURS, THEIRS, Run, both, missing_note, rounds
 from bench.trace import Measures, measures
 
 WORDS = (150, 500)
@@ -30,11 +30,17 @@ def report(repeats: int) -> str:
     return f"## A shared prefix, runs: {repeats}\n\n{table(header, rows)}\n{_NOTES}{missing_note()}"
 
 
-def _rows(words: int, clients: int, repeats: int) -> list[list[str]]:
+def sharing(words: int, clients: int) -> dict[str, Run[Measures] | None]:
+    """Both sides, asked by so many clients at once who share so many words."""
+
     def measure(at: Served) -> Measures:
         return measures(trace_of("bench.scenarios", "prefixes", at.http, words, clients))
 
-    runs = rounds(f"prefixes, {words} words, {clients} clients", both(measure), repeats)
+    return both(measure)
+
+
+def _rows(words: int, clients: int, repeats: int) -> list[list[str]]:
+    runs = rounds(f"prefixes, {words} words, {clients} clients", sharing(words, clients), repeats)
     p50 = {name: [run.ttft_p50 for run in of] for name, of in runs.items()}
     beside = ratio(list(zip(p50[THEIRS], p50[OURS], strict=True))) if THEIRS in p50 else ""
     return [

@@ -32,10 +32,10 @@ class Served(NamedTuple):
     """The daemon's own; llama-server has none."""
 
 
-def trace_of(module: str, *arguments: object) -> Trace:
-    """Run ``module``, which prints the trace of its run."""
+def trace_of(module: str, *arguments: object, **variables: str) -> Trace:
+    """Run ``module``, which prints the trace of its run, with these variables added to the environment."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=_environment())
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=_environment(**variables))
     return Trace.load(done.stdout)
 
 

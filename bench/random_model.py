@@ -7,19 +7,24 @@ trained model of the same shape. Equal arguments write equal files.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import math
 import re
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import llama_cpp
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, LlamaFileType
 
+from umaserve.engine import backends, llama_log
 from umaserve.engine.model import find
 from umaserve.errors import ModelError
+from umaserve.system.cores import usable_cores
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -29,6 +34,8 @@ MAX_PARAMETERS = 100_000_000_000
 
 _BLOCK = 32
 """Weights of one block in each of ``KINDS``; plain F16 has no blocks, but is written the same way."""
+_K_BLOCK = 256
+"""Weights of one block in those of ``QUANTIZED``."""
 _TEMPLATE_BLOCKS = 131_071
 """A prime number, so that the rows of a tensor, all cut from one repeated template, differ from each other."""
 _TOKENIZER = "tokenizer."
@@ -49,6 +56,9 @@ KINDS = {
     "Q4_0": Kind(GGMLQuantizationType.Q4_0, LlamaFileType.MOSTLY_Q4_0, 18),
     "F16": Kind(GGMLQuantizationType.F16, LlamaFileType.MOSTLY_F16, 64),
 }
+"""What is written here."""
+QUANTIZED = {"Q4_K_M": LlamaFileType.MOSTLY_Q4_K_M}
+"""What llama.cpp makes of F16: it chooses a type for each tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +110,14 @@ class Shape:
             yield "output.weight", (self.vocabulary, width)
 
 
-def shape_of(parameters: int, head_size: int, vocabulary: int) -> Shape:
+def shape_of(parameters: int, head_size: int, vocabulary: int, row_multiple: int = 1) -> Shape:
     """The shape of about so many parameters whose layers are as many for their width as in known models: 16 at a width
-    of 2048, 32 at 4096. Embeddings that would be more than half of the model are tied."""
+    of 2048, 32 at 4096. Embeddings that would be more than half of the model are tied. All rows have a multiple of
+    ``row_multiple`` weights."""
     shapes = []
     for width in (head_size, 2 * head_size, *range(4 * head_size, 16385, 4 * head_size)):
+        if width % row_multiple:
+            continue
         tied = 2 * vocabulary * width > parameters // 2
         none, one = (Shape(vocabulary, width, layers, head_size, tied).parameters for layers in (0, 1))
         layers = max(1, round((parameters - none) / (one - none)))
@@ -120,11 +133,23 @@ def write(path: Path, parameters: int, kind: str = "Q8_0", head_size: int = 64, 
     """Write a model with the tokenizer of the model ``tokenizer``, or of the default one. Raises ``ModelError``."""
     of_tokenizer = _read(tokenizer)
     vocabulary = len(of_tokenizer.fields[_TOKENS].data)
-    shape = shape_of(parameters, head_size, vocabulary)
+    name = f"Random {size_label(parameters)} {kind}"
+    if kind in KINDS:
+        shape = shape_of(parameters, head_size, vocabulary)
+        _write(path, shape, KINDS[kind], name, of_tokenizer)
+    else:
+        shape = shape_of(parameters, head_size, vocabulary, _K_BLOCK)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".gguf") as plain:
+            _write(Path(plain.name), shape, KINDS["F16"], name, of_tokenizer)
+            _quantize(Path(plain.name), path, QUANTIZED[kind])
+    return shape
+
+
+def _write(path: Path, shape: Shape, kind: Kind, name: str, of_tokenizer: GGUFReader) -> None:
     gguf = GGUFWriter(path, "llama")
-    gguf.add_name(f"Random {size_label(parameters)} {kind}")
-    gguf.add_file_type(KINDS[kind].file_type)
-    gguf.add_vocab_size(vocabulary)
+    gguf.add_name(name)
+    gguf.add_file_type(kind.file_type)
+    gguf.add_vocab_size(shape.vocabulary)
     gguf.add_context_length(CONTEXT_LENGTH)
     gguf.add_embedding_length(shape.width)
     gguf.add_block_count(shape.layers)
@@ -135,8 +160,17 @@ def write(path: Path, parameters: int, kind: str = "Q8_0", head_size: int = 64, 
     gguf.add_rope_freq_base(100_000.0)
     gguf.add_layer_norm_rms_eps(1e-5)
     _copy_tokenizer(of_tokenizer, gguf)
-    _write_tensors(gguf, shape, KINDS[kind])
-    return shape
+    _write_tensors(gguf, shape, kind)
+
+
+def _quantize(plain: Path, path: Path, to: LlamaFileType) -> None:
+    backends.load()
+    llama_log.print_errors()
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = int(to)
+    params.nthread = usable_cores()
+    if llama_cpp.llama_model_quantize(bytes(plain), bytes(path), ctypes.byref(params)):
+        raise ModelError(f"{path}: llama.cpp could not quantize the weights")
 
 
 def write_tokenizer(path: Path, model: str = "") -> None:
@@ -228,7 +262,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m bench.random_model", description="Write a model of random weights.")
     parser.add_argument("file", type=Path, help="the GGUF file to write")
     parser.add_argument("--parameters", type=parse_size, default=10**9, metavar="N", help="10M to 8B (default: 1B)")
-    parser.add_argument("--weights", choices=KINDS, default="Q8_0", help="their type (default: %(default)s)")
+    parser.add_argument(
+        "--weights", choices=[*KINDS, *QUANTIZED], default="Q8_0", help="their type (default: %(default)s)"
+    )
     parser.add_argument("--head-size", type=int, choices=HEAD_SIZES, default=64, help="default: %(default)s")
     parser.add_argument("--tokenizer", default="", metavar="FILE", help="GGUF file (default: the default model)")
     options = parser.parse_args(argv)

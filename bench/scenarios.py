@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from bench import workload
 from bench.conversations import SSE, Conversation, ServerSentEvents, Turn, WebSocket
 from bench.load import ask, ask_all, connected, warm_up, write
 from bench.trace import Stream, Trace
@@ -24,7 +25,6 @@ from bench.workload import (
     prefixed,
     prompts,
     warm_up_prompts,
-    words,
 )
 from umaserve.client import run
 
@@ -108,13 +108,11 @@ def _said_by(role: str, content: str) -> Turn:
     return {"role": role, "content": content}
 
 
-async def growing(address: str, n_clients: int, n_words: int, n_tokens: int, n_turns: int, seed: int) -> Trace:
+async def growing(address: str, n_clients: int, n_words: int, n_tokens: int, n_turns: int, round_: int) -> Trace:
     """All clients at once, each with a conversation of its own of ``n_turns``, or with one text to complete."""
     await warm_up(SSE, address, n_clients)
     cpu = time.process_time()
-    texts = [
-        [words(n_words, (seed * 1000 + client) * 1000 + turn) for turn in range(n_turns)] for client in range(n_clients)
-    ]
+    texts = workload.growing(n_clients, n_words, n_turns, round_)
     found = await asyncio.gather(*(_converse(address, of, n_tokens) for of in texts))
     return Trace([stream for streams in found for stream in streams], time.process_time() - cpu)
 

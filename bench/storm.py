@@ -21,8 +21,8 @@ TARGETS_MS = (20, 30, 50, 80, 120, 200, 400)
 BATCHES = (16, 32, 64, 128, 512)
 COMPARED = {f"{OURS}, target 80 ms", f"{OURS}, target 30 ms", f"{THEIRS}, batch 512"}
 
-_SEQUENCES = 16
-"""Not the environment's: a batch has to have room for a token of each."""
+_SETTINGS = {"UMA_PARALLEL": "16", "UMA_MAX_TOKENS": str(STREAM_TOKENS)}
+"""Not the environment's number of sequences: a batch has to have room for a token of each."""
 
 _NOTES = f"""\
 Gaps and TTFT in ms. One stream decodes. After {CALM_S:g} s, {STORM_CLIENTS} clients send a prompt of {STORM_WORDS}
@@ -96,14 +96,20 @@ def report(repeats: int, picture: Path) -> str:
 
 
 def _runs() -> dict[str, Run[Found] | None]:
-    # Without guesses: a stream that guesses its own repetitions has gaps of nothing, which would flatter the rest.
-    settings = {"UMA_PARALLEL": str(_SEQUENCES), "UMA_MAX_TOKENS": str(STREAM_TOKENS)}
-    plain = {**settings, "UMA_SPECULATION": "false"}
-    targets = {f"{OURS}, target {ms} ms": ours(_measure, UMA_SLO_TBT_MS=str(ms), **plain) for ms in TARGETS_MS}
-    batches = {
-        f"{THEIRS}, batch {n}": theirs(_measure, UMA_N_BATCH=str(n), UMA_N_UBATCH=str(n), **settings) for n in BATCHES
-    }
+    targets = {f"{OURS}, target {ms} ms": with_target(ms) for ms in TARGETS_MS}
+    batches = {f"{THEIRS}, batch {n}": with_batch(n) for n in BATCHES}
     return {**targets, **batches}
+
+
+def with_target(ms: int) -> Run[Found]:
+    """A storm over umaserve, with this target for the time between tokens."""
+    # Without guesses: a stream that guesses its own repetitions has gaps of nothing, which would flatter the rest.
+    return ours(_measure, UMA_SLO_TBT_MS=str(ms), UMA_SPECULATION="false", **_SETTINGS)
+
+
+def with_batch(n: int) -> Run[Found] | None:
+    """A storm over llama-server, with batches of ``n``; None where it is not there."""
+    return theirs(_measure, UMA_N_BATCH=str(n), UMA_N_UBATCH=str(n), **_SETTINGS)
 
 
 def _measure(at: Served) -> Found:

@@ -118,9 +118,9 @@ def report(path: str, settings: Config, n_tokens: int) -> str:
     texts = texts_of(own, n_tokens)
     progress("comparing")
     quality = [
-        _quality("own weights, from converted ones", *divergences(own, converted, texts)),
-        _quality("exact, from own weights", *divergences(exact, own, texts)),
-        _quality("exact, from converted ones", *divergences(exact, converted, texts)),
+        quality_line("own weights, from converted ones", *divergences(own, converted, texts)),
+        quality_line("exact, from own weights", *divergences(exact, own, texts)),
+        quality_line("exact, from converted ones", *divergences(exact, converted, texts)),
     ]
     progress("decodes of each size")
     speeds = compared(models[0], models[1], ROWS, SPEED_S)
@@ -143,7 +143,7 @@ of decodes with both weights in turn, the median of the pairs' ratios, and twice
 """
 
 
-def _quality(name: str, found: Floats, same: float) -> list[str]:
+def quality_line(name: str, found: Floats, same: float) -> list[str]:
     quantiles = (np.median(found), np.quantile(found, 0.99), found.max())
     return [name, *(f"{value:.5f}" for value in (found.mean(), *quantiles)), f"{same:.2%}"]
 

@@ -57,6 +57,14 @@ def words(n: int, seed: int) -> str:
     return " ".join(random.Random(seed).choices(_WORDS, k=n))
 
 
+def growing(n_clients: int, n_words: int, n_turns: int, round_: int) -> list[list[str]]:
+    """The turns of each client, of ``n_words`` each: others for each client, turn and round."""
+    return [
+        [words(n_words, (round_ * 1000 + client) * 1000 + turn) for turn in range(n_turns)]
+        for client in range(n_clients)
+    ]
+
+
 def endless_prompts(n_words: int) -> Iterator[str]:
     """Prompts that share no prefix beyond a word or two."""
     seed = 0

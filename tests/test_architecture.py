@@ -77,7 +77,7 @@ ROOMS = {
         "system",
     }
     | {"remote", "errors", "exposition", "messages", "metrics", "model_names", "outputs", "queries"},
-    "commands": {"engine", "access", "media", "net", "wire", "settings", "system", "errors", "messages"},
+    "commands": {"engine", "access", "client", "media", "net", "wire", "settings", "system", "errors", "messages"},
 }
 """What each room may import of umaserve besides itself: only rooms above it in this table."""
 

@@ -13,7 +13,8 @@ import pytest
 from bench import matrix
 from bench.heat_map import draw
 from bench.llama_server import LAYOUTS
-from bench.matrix import GOALS, TALK_GOALS, Load
+from bench.loads import Load
+from bench.matrix import GOALS, TALK_GOALS
 from bench.processes import daemon, trace_of
 from bench.sides import OURS
 from bench.time_limit import OutOfTime, time_limit
@@ -28,17 +29,22 @@ def measured(**values: float) -> Measures:
 
 def test_a_row_names_the_rival_with_the_highest_rate_and_marks_what_misses_its_goal():
     found = {
-        OURS: measured(whole_rate=120.0, ttft_p95=500.0, gap_p95=30.0),
+        OURS: measured(whole_rate=120.0, ttft_p95=530.0, gap_p95=90.0, gap_max=90.0),
         "slow": measured(whole_rate=50.0, ttft_p95=1.0),
-        "fast": measured(whole_rate=100.0, ttft_p95=500.0, gap_p95=20.0),
+        "fast": measured(whole_rate=100.0, ttft_p95=500.0, gap_p95=60.0, gap_max=200.0),
     }
     assert matrix._row(Load(8, 24, 32), found, GOALS) == [
         "8", "24", "32", "fast",
         "120", "100", "1.20",
-        "500", "500", "1.00",
-        "30.0", "20.0", "1.50 !",
-        "20.0", "20.0", "1.00",
+        "530", "500", "1.06 !",
+        "90.0", "60.0", "1.50 !",
+        "90.0", "200", "0.45",
     ]  # fmt: skip
+
+
+def test_gaps_below_the_target_are_good_enough_whatever_the_rivals():
+    found = {OURS: measured(gap_p95=79.0), "theirs": measured(gap_p95=20.0)}
+    assert matrix._row(Load(8, 24, 32), found, GOALS)[-6:-3] == ["79.0", "20.0", "3.95"]
 
 
 def test_what_a_tick_takes_of_a_gap_is_shown_where_it_is_known():
@@ -137,7 +143,7 @@ def test_what_was_measured_before_a_server_failed_is_shown(monkeypatch, capsys, 
     assert ended.value.code == 1
     said = capsys.readouterr()
     assert "1.20" in said.out
-    assert "Left out: 1 x 24 words, 128 tokens; 1 x 150 words" in said.out
+    assert "Left out: 1 x 24 words, 128 tokens; 1 x 300 words" in said.out
     assert "llama-server ended" in said.err
 
 

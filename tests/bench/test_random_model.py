@@ -36,10 +36,11 @@ def test_the_shape_of_8_billion_parameters_is_like_that_of_known_models():
     assert 30 <= shape.layers <= 36
 
 
-@pytest.mark.parametrize(("kind", "head_size"), [("Q8_0", 64), ("Q4_0", 128), ("F16", 64)])
+@pytest.mark.parametrize(("kind", "head_size"), [("Q8_0", 64), ("Q4_0", 128), ("F16", 64), ("Q4_K_M", 64)])
 def test_the_engine_generates_with_it(tmp_path: Path, kind, head_size):
     path = tmp_path / "random.gguf"
     written = random_model.write(path, SMALL, kind, head_size)
+    assert [file.name for file in tmp_path.iterdir()] == ["random.gguf"]
     engine = load(Config(model=str(path), n_ctx=256, parallel=2, threads=1), lambda _fraction: True)
     try:
         assert engine.info.architecture == "llama"
@@ -59,6 +60,20 @@ def test_the_engine_generates_with_it(tmp_path: Path, kind, head_size):
         assert all(0 <= token < VOCABULARY for token in said)
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
+def test_rows_have_the_multiple_that_is_asked_for(head_size):
+    for parameters in (SMALL, 10**9):
+        shape = shape_of(parameters, head_size, VOCABULARY, 256)
+        assert {sizes[-1] % 256 for _, sizes in shape.tensors()} == {0}
+
+
+def test_k_quants_have_the_types_that_llama_cpp_chooses(tmp_path: Path):
+    random_model.write(tmp_path / "random.gguf", SMALL, "Q4_K_M")
+    types = {tensor.name: tensor.tensor_type for tensor in GGUFReader(tmp_path / "random.gguf").tensors}
+    assert types["blk.0.ffn_up.weight"] == GGMLQuantizationType.Q4_K
+    assert types["token_embd.weight"] == GGMLQuantizationType.Q6_K
 
 
 def test_its_values_are_about_as_large_as_those_that_go_in(tmp_path: Path):

@@ -81,7 +81,7 @@ def test_shells_read_their_completions(made: Path, shell: str, name: str) -> Non
     [
         ("umaserve", "--no-pa", ["--no-page"]),
         ("umaserve", "re", ["relay"]),
-        ("umaserve --weights", "", ["fast", "as-is", "converted"]),
+        ("umaserve --weights", "", ["fast", "as-is", "converted", "mapped"]),
         ("umaserve relay", "--lis", ["--listen"]),
         ("umaserve keys", "", ["add", "list", "revoke"]),
         ("umaserve keys add", "--cl", ["--class"]),

@@ -16,12 +16,13 @@ from umaserve.engine.weights import Weights
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.system.program import ProgramError
 
-START = Speeds(one=100.0, many=200.0, prompt=400.0, memory_bytes=600 << 20, prompt_tokens=512, others=0.0)
+START = Speeds(one=100.0, many=200.0, prompt=400.0, memory_bytes=600 << 20, prompt_tokens=512, others=0.0, switches=2.0)
 TWO_CORES = [
     "present settings",
     "threads = 1",
     'flash_attn = "off"',
     'kv_type = "q8_0"',
+    'kv_type = "f16", kv_type_k = "q8_0"',
     'kv_type = "f32"',
     'kv_type = "bf16"',
     "n_ubatch = 256",
@@ -125,7 +126,8 @@ def test_what_is_faster_is_kept_and_what_follows_is_tried_with_it() -> None:
         *("present settings", "threads = 1", 'flash_attn = "off"'),
         # Once more, since one of them was faster.
         *("present settings", 'flash_attn = "off"'),
-        # No quantized KV cells: they need flash attention.
+        # No quantized V: it needs flash attention.
+        'flash_attn = "off", kv_type = "f16", kv_type_k = "q8_0"',
         *('flash_attn = "off", kv_type = "f32"', 'flash_attn = "off", kv_type = "bf16"'),
         *('flash_attn = "off", n_ubatch = 256', 'flash_attn = "off"', 'flash_attn = "off", n_ubatch = 256'),
         'flash_attn = "off", n_ubatch = 128',
@@ -146,7 +148,7 @@ def test_settings_that_fail_are_a_row_that_says_why() -> None:
     aborted = ProgramError("ended by Aborted: GGML_ASSERT(n > 0) failed")
     found = Box({"threads = 1": aborted, 'kv_type = "f32"': [times(2.0), aborted]}).search()
     assert found.rows[1] == Row({"threads": 1, "threads_batch": 0}, None, str(aborted))
-    assert (found.rows[4].speeds, found.rows[4].note) == (times(2.0), f"measured again: {aborted}")
+    assert (found.rows[5].speeds, found.rows[5].note) == (times(2.0), f"measured again: {aborted}")
     assert [tune_table.named(row.change) for row in found.rows] == TWO_CORES
     assert best(found) == "present settings"
 
@@ -174,6 +176,19 @@ def test_nothing_is_tried_where_the_present_settings_fail(error: Exception) -> N
 def test_fewer_threads_are_tried(cores: int, threads: int, tried: list[int]) -> None:
     found = Box({}).search(Config(threads=threads), cores)
     assert [row.change["threads"] for row in found.rows if "threads" in row.change] == tried
+
+
+def test_types_of_k_and_v_are_tried_together_and_apart() -> None:
+    apart = 'kv_type = "f16", kv_type_k = "q8_0"'
+    found = Box({apart: times(1.2, 1.2, 1.2)}).search()
+    assert best(found) == apart
+    assert tune_table.notes(found).endswith("Quantized KV cells (kv_type) cost a little of the answers' quality.")
+    # What follows takes its place.
+    assert tune_table.named(found.rows[5].change) == 'kv_type = "f32"'
+    present = Config(kv_type_k="q8_0")
+    tried = [row.change for row in Box({}).search(present).rows if "kv_type" in row.change]
+    assert {"kv_type": "f16", "kv_type_k": "", "kv_type_v": ""} in tried
+    assert present.kv_types not in [dataclasses.replace(present, **change).kv_types for change in tried]
 
 
 def test_one_token_and_prompts_may_have_different_numbers_of_threads() -> None:
@@ -225,6 +240,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
         ("fast", "copy.gguf", "as-is", "m.gguf"),
         ("converted", "copy.gguf", "as-is", "m.gguf"),
         ("fast", "m.gguf", "converted", "copy.gguf"),
+        ("fast", "m.gguf", "mapped", "m.gguf"),
         # The operator wants no copy.
         ("as-is", "m.gguf", "", None),
     ],
@@ -234,7 +250,11 @@ def test_weights_are_chosen_once_and_then_loaded_as_they_are(
 ) -> None:
     def chosen(path: str, config: Config, wanted: Callable[[float], bool]) -> Weights:
         assert wanted(0.0)
-        return Weights({"fast": present, "converted": "copy.gguf", "as-is": path}[config.weights])
+        if config.weights == "mapped":
+            return Weights(path, repacked=False)
+        found = {"fast": present, "converted": "copy.gguf", "as-is": path}[config.weights]
+        was = "" if found == path else "Q4_1"
+        return Weights(found, was, other=other if config.weights == "fast" and found == path else "")
 
     monkeypatch.setattr(tune, "choose", chosen)
     flags = {"model": "m.gguf", "config": "c.toml"}
@@ -244,8 +264,11 @@ def test_weights_are_chosen_once_and_then_loaded_as_they_are(
     if other:
         measure({"weights": other, "threads": 1}, 512)
     # Otherwise each process would choose anew, for its number of threads.
-    common = {"config": "c.toml", "threads": 1, "weights": "as-is"}
-    assert processes.settings == [{**common, "model": path} for path in (present, loaded) if path is not None]
+    common = {"config": "c.toml", "threads": 1}
+    expected = [{**common, "model": present, "weights": "as-is"}]
+    if other:
+        expected.append({**common, "model": loaded, "weights": "mapped" if other == "mapped" else "as-is"})
+    assert processes.settings == expected
 
 
 @pytest.mark.parametrize("found", ["Q4_K", "no file"])
@@ -254,6 +277,16 @@ def test_weights_that_are_not_converted_have_no_other(
 ) -> None:
     monkeypatch.setattr(tune, "choose", lambda path, _config, _wanted: Weights(path))
     assert tune.Measurements(Config(model=found), {}, 120).other_weights == ""
+
+
+def test_what_the_weights_were_chosen_by_is_shown(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = Weights("m.gguf", repacked=False, why="1 token: 9.0 ms, mapped 8.0 ms")
+    monkeypatch.setattr(tune, "choose", lambda _path, _config, _wanted: chosen)
+    measure = tune.Measurements(Config(model="m.gguf"), {}, 120)
+    assert measure.other_weights == "as-is"
+    assert measure.note == "Weights that the daemon chooses here: mapped (1 token: 9.0 ms, mapped 8.0 ms)."
+    measure({}, 0)
+    assert processes.settings == [{"model": "m.gguf", "weights": "mapped"}]
 
 
 def test_a_conversion_gets_half_of_the_time(
@@ -267,7 +300,9 @@ def test_a_conversion_gets_half_of_the_time(
     monkeypatch.setattr(tune, "choose", endless)
     measure = tune.Measurements(Config(model="m.gguf"), {}, 120)
     assert processes.now == 61.0
-    assert capsys.readouterr().err.startswith("Converting the weights takes too long, so they are measured as they are")
+    assert capsys.readouterr().err.startswith(
+        "Converting or comparing the weights takes too long, so they are measured as they are"
+    )
     measure({}, 0)
     assert processes.settings == [{"model": "m.gguf", "weights": "as-is"}]
 
@@ -301,12 +336,13 @@ def test_the_table_has_a_line_and_a_bar_for_each_change() -> None:
     speeds = {"threads = 1": slow, 'flash_attn = "off"': failed, 'kv_type = "q8_0"': [times(2.0), failed]}
     shown = tune_table.table(Box(speeds).search(), 16)
     assert shown.split("\n")[:6] == [
-        "settings            one stream  16 streams   prompts  memory  three speeds together",
-        "                      tokens/s    tokens/s  tokens/s     MiB",
-        "present settings         100.0       200.0     400.0     600  ████████████████     100% best",
-        "threads = 1               50.0       100.0     200.0     600  ████████              50% busy",
-        'flash_attn = "off"           -           -         -       -  failed: ended by Aborted: no message',
-        'kv_type = "q8_0"         200.0       200.0     400.0     600  ████████████████████ 126% '
+        "settings                             one stream  16 streams   prompts  memory  three speeds together",
+        "                                       tokens/s    tokens/s  tokens/s     MiB",
+        "present settings                          100.0       200.0     400.0     600  ████████████████     100% best",
+        "threads = 1                                50.0       100.0     200.0     600  ████████              50% busy",
+        'flash_attn = "off"                            -           -         -       -  failed: '
+        "ended by Aborted: no message",
+        'kv_type = "q8_0"                          200.0       200.0     400.0     600  ████████████████████ 126% '
         "measured again: ended by Aborted: no message",
     ]
 
@@ -322,6 +358,8 @@ def test_the_notes_say_what_falsifies_the_numbers_and_what_is_missing() -> None:
         "programs, and tune again.",
         "Quantized KV cells (kv_type) cost a little of the answers' quality.",
     ]
+    sleeping = tune_table.notes(Box({"threads = 1": START._replace(switches=164.0)}).search())
+    assert "Barriers sleep: up to 164 switches a token" in sleeping
 
 
 def test_the_daemon_loads_the_lines(tmp_path: Path) -> None:
@@ -332,6 +370,16 @@ def test_the_daemon_loads_the_lines(tmp_path: Path) -> None:
     loaded = SETTINGS.load({"config": str(file), "n_ctx": 4096}, {}).config
     assert loaded == dataclasses.replace(config, **change, model=str(Path.cwd() / "some model.gguf"))
     # All of them, so that they take the place of others in a file.
-    names = ["model", "weights", "threads", "threads_batch", "flash_attn", "kv_type", "n_ubatch"]
+    names = [
+        "model",
+        "weights",
+        "threads",
+        "threads_batch",
+        "flash_attn",
+        "kv_type",
+        "kv_type_k",
+        "kv_type_v",
+        "n_ubatch",
+    ]
     assert [line.split()[0] for line in file.read_text().splitlines()] == names
     assert "model" not in tune_table.toml(Config(), {})

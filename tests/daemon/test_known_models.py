@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
+import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,9 +18,12 @@ from hypothesis import strategies as st
 
 from umaserve.daemon import known_models
 from umaserve.daemon.known_models import MAX_FILE_BYTES, MAX_MODELS, Known, KnownModels, file_of, read, written
+from umaserve.serving.cost_model import MAX_S, Cost
 from umaserve.settings.daemon import Config
 
 KEY = "0123456789abcdef" * 4
+COST = Cost(0.003, 0.007, 0.006, 0.0002, 0.0)
+SECONDS = dataclasses.asdict(COST)
 MODEL = {"key": KEY, "name": "a", "needed_bytes": 1}
 
 
@@ -52,6 +57,21 @@ def test_nothing_is_known_of_what_has_no_key_or_took_nothing(file: Path) -> None
     assert (models.needed_bytes(None), models.needed_bytes(KEY), file.exists()) == (0, 0, False)
 
 
+def test_what_ticks_took_is_known_at_the_next_start(file: Path) -> None:
+    models = KnownModels(file)
+    assert models.cost(KEY) is None
+    models.learn(KEY, "a", 5)
+    assert KnownModels(file).cost(KEY) is None
+    models.learn(KEY, "a", 5, COST)
+    assert (KnownModels(file).cost(KEY), KnownModels(file).needed_bytes(KEY)) == (COST, 5)
+    for absurd in (Cost(fixed_s=-1.0), Cost(fixed_s=math.nan), Cost(prefill_row_s=2 * MAX_S)):
+        models.learn(KEY, "a", 6, absurd)
+        assert (KnownModels(file).cost(KEY), KnownModels(file).needed_bytes(KEY)) == (None, 6)
+    models.learn(KEY, "a", 5, COST)
+    models.forget(KEY)
+    assert KnownModels(file).cost(KEY) is None
+
+
 def test_without_a_folder_it_is_known_until_the_end() -> None:
     models = KnownModels(None)
     models.learn(KEY, "a", 1)
@@ -63,7 +83,7 @@ def test_the_oldest_are_forgotten(file: Path) -> None:
     for number in (*range(MAX_MODELS), 0, MAX_MODELS):
         models.learn(f"{number:064x}", "a", 1)
     assert keys(KnownModels(file), MAX_MODELS + 1) == [f"{n:064x}" for n in range(MAX_MODELS + 1) if n != 1]
-    long = {f"{number:064x}": Known("\U0001f600" * 256, 1 << 50) for number in range(MAX_MODELS)}
+    long = {f"{number:064x}": Known("\U0001f600" * 256, 1 << 50, Cost(*[1 / 3e9] * 5)) for number in range(MAX_MODELS)}
     assert len(written(long)) < MAX_FILE_BYTES
 
 
@@ -93,6 +113,15 @@ def test_daemons_share_the_file(file: Path) -> None:
         ({"version": 1, "models": [MODEL | {"needed_bytes": 1.5}]}, "models[0]: expected an object of a key"),
         ({"version": 1, "models": [MODEL | {"needed_bytes": 0}]}, "needed_bytes: expected a number from 1 to"),
         ({"version": 1, "models": [MODEL | {"needed_bytes": 1 << 51}]}, "needed_bytes: expected a number from 1 to"),
+        ({"version": 1, "models": [MODEL | {"cost": 5}]}, "models[0].cost: expected an object of fixed_s, "),
+        ({"version": 1, "models": [MODEL | {"cost": {"fixed_s": 1.0}}]}, "models[0].cost: expected an object of"),
+        ({"version": 1, "models": [MODEL | {"cost": {**SECONDS, "more_s": 1.0}}]}, "models[0].cost: expected an obj"),
+        ({"version": 1, "models": [MODEL | {"cost": SECONDS | {"fixed_s": True}}]}, "expected a number from 0 to 3600"),
+        ({"version": 1, "models": [MODEL | {"cost": SECONDS | {"fixed_s": None}}]}, "expected a number from 0 to 3600"),
+        ({"version": 1, "models": [MODEL | {"cost": SECONDS | {"several_s": -1}}]}, "models[0].cost.several_s: expec"),
+        ({"version": 1, "models": [MODEL | {"cost": SECONDS | {"fixed_s": 1e9}}]}, "expected a number from 0 to 3600"),
+        ({"version": 1, "models": [MODEL | {"cost": SECONDS | {"fixed_s": math.nan}}]}, "unexpected character"),
+        ({"version": 1, "models": [MODEL | {"cost": SECONDS | {"prefill_row_s": 0}}]}, "expected more than 0"),
         (b" " * (MAX_FILE_BYTES + 1), "larger than 1048576 bytes"),
     ],
 )
@@ -102,7 +131,7 @@ def test_a_damaged_file_is_replaced(content: Any, problem: str, file: Path, capl
     file.chmod(0o600)
     models = KnownModels(file)
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"{file} is not read, and what models take in memory learned anew: ")
+    assert record.getMessage().startswith(f"{file} is not read, and what models take learned anew: ")
     assert problem in record.getMessage()
     assert "\n" not in record.getMessage()
     models.learn(KEY, "a", 7)
@@ -142,7 +171,7 @@ def test_a_folder_that_can_not_be_written_is_logged_once(tmp_path: Path, caplog:
     models.learn(KEY, "a", 2)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert record.getMessage().startswith("what models take in memory is not kept: ")
+    assert record.getMessage().startswith("what models take is not kept: ")
     assert models.needed_bytes(KEY) == 2
 
 
@@ -176,7 +205,7 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch, ca
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert file_of({}) is None
-    assert "what models take in memory is not kept: neither XDG_STATE_HOME nor a home folder is known" in caplog.text
+    assert "what models take is not kept: neither XDG_STATE_HOME nor a home folder is known" in caplog.text
 
 
 def test_a_model_is_another_one_by_its_files_and_settings(tmp_path: Path) -> None:
@@ -194,6 +223,8 @@ def test_a_model_is_another_one_by_its_files_and_settings(tmp_path: Path) -> Non
         {"n_ctx": 512},
         {"parallel": 3},
         {"kv_type": "q8_0"},
+        {"kv_type_k": "q8_0"},
+        {"kv_type_v": "q8_0"},
         {"n_gpu_layers": 1},
         {"host_cache_bytes": 0},
         {"mmproj": str(projector)},
@@ -208,11 +239,12 @@ def test_a_model_is_another_one_by_its_files_and_settings(tmp_path: Path) -> Non
     assert models.key(config) is None
 
 
-def test_another_build_knows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("what", "other"), [("processor", "another processor"), ("usable_cores", 1000)])
+def test_another_build_knows_nothing(what: str, other: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tmp_path / "model.gguf"
     model.touch()
     before = KnownModels(None).key(Config(model=str(model)))
-    monkeypatch.setattr(known_models, "processor", lambda: "another processor")
+    monkeypatch.setattr(known_models, what, lambda: other)
     assert KnownModels(None).key(Config(model=str(model))) not in (None, before)
 
 
@@ -222,12 +254,15 @@ ANY = st.recursive(
         st.lists(inner, max_size=4)
         | st.fixed_dictionaries(
             {},
-            optional=dict.fromkeys(("version", "models", "key", "name", "needed_bytes"), inner),
+            optional=dict.fromkeys(("version", "models", "key", "name", "needed_bytes", "cost", *SECONDS), inner),
         )
     ),
     max_leaves=12,
 )
-MODELS = st.fixed_dictionaries({"key": st.just(KEY) | ANY, "name": st.just("a") | ANY, "needed_bytes": ANY})
+COSTS = st.none() | ANY | st.fixed_dictionaries(dict.fromkeys(SECONDS, st.floats(0, 1) | ANY))
+MODELS = st.fixed_dictionaries(
+    {"key": st.just(KEY) | ANY, "name": st.just("a") | ANY, "needed_bytes": ANY, "cost": COSTS}
+)
 FILES = st.fixed_dictionaries({"version": st.just(1) | ANY, "models": st.lists(MODELS | ANY, max_size=3) | ANY})
 
 
@@ -243,10 +278,18 @@ def test_any_bytes_are_models_or_refused(data: bytes) -> None:
     assert problem.isprintable()
 
 
+KNOWN = st.builds(Cost, *[st.floats(0, MAX_S)] * 2, st.floats(1e-9, MAX_S), *[st.floats(0, MAX_S)] * 2)
+
+
 @given(
     st.dictionaries(
         st.text("0123456789abcdef", min_size=64, max_size=64),
-        st.builds(Known, st.text(st.characters(codec="utf-8"), min_size=1, max_size=64), st.integers(1, 1 << 50)),
+        st.builds(
+            Known,
+            st.text(st.characters(codec="utf-8"), min_size=1, max_size=64),
+            st.integers(1, 1 << 50),
+            st.none() | KNOWN,
+        ),
         max_size=5,
     )
 )

@@ -32,6 +32,7 @@ from umaserve.queries import Tokenize
 from umaserve.remote.process import End
 from umaserve.serving.admission import Admission
 from umaserve.serving.caller import Caller
+from umaserve.serving.cost_model import Cost
 from umaserve.serving.questions import Question
 from umaserve.serving.rates import Rates
 from umaserve.serving.residency_snapshot import State
@@ -368,6 +369,56 @@ def test_what_a_model_took_is_known_until_its_engine_is_lost(new_world: NewWorld
     models["code"].write_bytes(b"other")
     assert ask(other) is FinishReason.LENGTH
     assert other.box.known[-3:] == [("code", 3 * GIB), ("code", 0), ("code", 0)]
+
+
+def test_the_next_engine_and_the_next_daemon_start_from_what_ticks_took(new_world: NewWorld, tmp_path: Path) -> None:
+    models = {name: tmp_path / f"{name}.gguf" for name in ("chat", "code")}
+    for file in models.values():
+        file.touch()
+    of = {name: {"config": Config(memory_reserve=0, model=str(file))} for name, file in models.items()}
+    known = KnownModels(None)
+
+    def costs(world: ModelsWorld) -> tuple[Cost | None, Cost | None]:
+        """Of the model that is loaded, and what is kept."""
+        loaded = world.models.choose("code").loaded
+        assert loaded is not None
+        return loaded.scheduler.learned_cost, known.cost(known.key(of["code"]["config"]))
+
+    def ask(world: ModelsWorld, tokens: int = 1) -> None:
+        asked = world.ask("code", max_tokens=tokens)
+        world.until(lambda: asked.end)
+        assert asked.end is FinishReason.LENGTH
+
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB}, known=known, **of)
+    ask(world)
+    assert costs(world) == (None, None)
+    ask(world, 50)
+    cost, kept = costs(world)
+    assert cost is not None
+    assert kept is None
+    world.models.keep_costs()
+    assert costs(world) == (cost, cost)
+    ask(world, 50)
+    cost, _ = costs(world)
+    world.models.unload("code")
+    world.until(lambda: world.loaded() == ["chat"])
+    ask(world)
+    assert costs(world) == (cost, cost), "one request teaches nothing new"
+    ask(world, 50)
+    cost, _ = costs(world)
+    world.box.handles[-1].crash("SIGABRT")
+    world.until(lambda: world.loaded() == ["chat"])
+    assert known.cost(known.key(of["code"]["config"])) is None
+    ask(world)
+    assert costs(world) == (cost, cost)
+    other = new_world(8 * GIB, {"chat": GIB, "code": GIB}, known=known, **of)
+    ask(other)
+    assert costs(other) == (cost, cost)
+    other.models.unload("code")
+    other.until(lambda: other.loaded() == ["chat"])
+    models["code"].write_bytes(b"another model")
+    ask(other)
+    assert costs(other) == (None, None)
 
 
 def test_requests_fail_where_each_engine_is_killed_that_loads_their_model(new_world: NewWorld) -> None:

@@ -109,7 +109,7 @@ def test_the_adapters_of_requests_are_those_that_the_model_has() -> None:
     host = SimpleNamespace(
         sessions=manager,
         info=SimpleNamespace(adapters=("en", "de", "fr")),
-        spec=SimpleNamespace(config=SimpleNamespace(kv_type="f16")),
+        spec=SimpleNamespace(config=SimpleNamespace(kv_types=("f16", "f16"))),
     )
     ask((("de", 0.5), ("en", 0.0), ("other", 1.0)), 0)
     ask((("fr", 1.0), ("x,y", 1.0)), None)

@@ -254,7 +254,9 @@ def test_more_work_than_the_kv_holds_waits_and_fails_nobody(own_daemon):
     "flags",
     [
         ["--kv-type", "q8_0", "--flash-attn", "on"],
+        ["--kv-type-k", "q8_0", "--kv-type-v", "q4_0"],
         ["--flash-attn", "off"],
+        ["--flash-attn", "off", "--kv-type", "q8_0", "--kv-type-v", "f16"],
         ["--n-batch", "32", "--n-ubatch", "16", "--parallel", "4"],
         ["--n-batch", "8", "--n-ubatch", "8", "--parallel", "8"],
         ["--threads", "1", "--threads-batch", "2"],

@@ -13,14 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 from daemon import ANSWER_S, FAR_FROM_A_TIE, Daemon
+from engine_processes import engine_of
 from generate_wire import Conversation, text_of
-
-
-def engine_of(daemon: Daemon) -> int:
-    """Its process."""
-    children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text().split()
-    (pid,) = [int(pid) for pid in children if b"umaserve.engine" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return pid
 
 
 def has_llama_cpp(pid: int) -> bool:

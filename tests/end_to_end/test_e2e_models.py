@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import pytest
 from daemon import FAR_FROM_A_TIE, Daemon
+from engine_processes import engine_of, engines
 from generate_wire import COUNTING, Conversation, text_of
 from minilm import write_minilm
 from prometheus_client.parser import text_string_to_metric_families
@@ -43,24 +44,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_model(folder / "tiny.gguf", "mamba")
     write_minilm(folder / "minilm.gguf")
     return folder
-
-
-def engines(daemon: Daemon) -> list[int]:
-    """Their processes, the oldest first."""
-    children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text().split()
-    found = []
-    for pid in children:
-        # One may end meanwhile.
-        with contextlib.suppress(OSError):
-            if b"umaserve.engine" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(int(pid))
-    return found
-
-
-def engine_of(daemon: Daemon, file: str) -> int:
-    """The process that has the model's file mapped."""
-    (pid,) = [pid for pid in engines(daemon) if file in Path(f"/proc/{pid}/maps").read_text()]
-    return pid
 
 
 def descriptors(daemon: Daemon) -> int:

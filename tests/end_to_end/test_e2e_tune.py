@@ -35,7 +35,7 @@ def test_what_it_prints_is_a_configuration_file(small: str, tmp_path: Path) -> N
     assert shown.returncode == 0, shown.stderr
     from_file = [line.split(" = ")[0] for line in shown.stdout.splitlines() if line.endswith(f"# file {tuned}")]
     # The weights are those of a variable.
-    assert from_file == ["n_ubatch", "threads", "threads_batch", "flash_attn", "kv_type"]
+    assert from_file == ["n_ubatch", "threads", "threads_batch", "flash_attn", "kv_type", "kv_type_k", "kv_type_v"]
     assert done.stdout.startswith('weights = "as-is"\n')
 
 

@@ -44,6 +44,11 @@ def test_the_first_start_converts_and_later_ones_load_the_copy(own_daemon, tmp_p
     assert copy.stat().st_size == made.st_size
 
 
+def test_weights_that_stay_mapped_give_the_same_answers(own_daemon) -> None:
+    own = served(own_daemon())
+    assert served(own_daemon("--weights", "mapped")) == own
+
+
 def test_a_cache_that_cannot_be_written_costs_a_warning(own_daemon, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     daemon = own_daemon("--weights", "fast", env={"XDG_CACHE_HOME": str(tmp_path / "file")})

@@ -314,3 +314,10 @@ def test_parts_lie_on_the_same_side_of_the_original_context(
         assert plain.engine.capacity.divisions == divisions
     finally:
         plain.close()
+
+
+def test_a_model_that_takes_one_type_of_k_and_v_only_names_the_settings(models: Callable[[str], str]) -> None:
+    config = Config(n_ctx=256, parallel=1, threads=1, kv_type_k="f32")
+    with pytest.raises(ModelError, match="with K as f32 and V as f16: set --kv-type-k and --kv-type-v to one type"):
+        Model(models("deepseek2"), config, lambda _fraction: True)
+    Model(models("llama"), config, lambda _fraction: True).free()

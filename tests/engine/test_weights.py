@@ -10,18 +10,18 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import llama_cpp
 import pytest
 from remote_engine import ALLOWANCE
 
-from umaserve.engine import converted_copy, engine, gguf, loading, weights
+from umaserve.engine import backends, converted_copy, engine, gguf, loading, row_times, weights
 from umaserve.engine.checked_loading import load_checked
 from umaserve.engine.converted_copy import ConvertedCopy, folder_of
 from umaserve.engine.model import find
 from umaserve.engine.row_times import Comparison, compared, comparison, load_small
-from umaserve.engine.weights import Weights, choose, copy_bytes, is_faster, slow_type
+from umaserve.engine.weights import Weights, alternative, choose, copy_bytes, is_faster, slow_type
 from umaserve.errors import ModelError
 from umaserve.messages import Generate, Sampling
 from umaserve.serving.ticks import Run, Tick
@@ -36,8 +36,8 @@ Q4_1, Q5_1, Q8_0, F32, Q4_K = (
     llama_cpp.GGML_TYPE_F32,
     llama_cpp.GGML_TYPE_Q4_K,
 )
-FASTER = b"[[0.010, 0.010, 1.0, 0.01], [0.2, 0.1, 2.0, 0.01]]"
-SLOWER = b"[[0.010, 0.010, 1.0, 0.01], [0.2, 0.2, 1.0, 0.01]]"
+FASTER = b"[[0.010, 0.010, 1.0, 0.01], [0.02, 0.01, 2.0, 0.01], [0.2, 0.1, 2.0, 0.01], [0.8, 0.4, 2.0, 0.01]]"
+SLOWER = b"[[0.010, 0.010, 1.0, 0.01], [0.02, 0.02, 1.0, 0.01]]"
 UNKNOWN = b"[[0.010, 0.010, 1.0, 0.5], [0.2, 0.1, 2.0, 0.01]]"
 
 
@@ -72,7 +72,25 @@ def always(_fraction: float) -> bool:
     ],
 )
 def test_the_verdict(one: tuple[float, float], many: tuple[float, float], faster: bool | None) -> None:
-    assert is_faster(Comparison(1.0, 1.0, *one), Comparison(1.0, 1.0, *many)) is faster
+    assert is_faster([Comparison(1.0, 1.0, *one), Comparison(1.0, 1.0, *many)], 0.2) is faster
+
+
+@pytest.mark.parametrize(
+    ("many", "faster"),
+    [
+        # Rows of 8, 64 and 256: their mean counts.
+        ([1.0, 1.2, 1.2], True),
+        ([0.5, 1.0, 1.04], False),
+        ([0.9, 1.1, 1.1], False),
+        ([0.9, 1.2, 1.2], True),
+        # A large model is measured with 8 only.
+        ([1.06], True),
+        ([1.04], False),
+    ],
+)
+def test_all_decodes_of_many_rows_count(many: list[float], faster: bool) -> None:
+    found = [Comparison(1.0, 1.0, speedup, 0.0) for speedup in (1.0, *many)]
+    assert is_faster(found, weights.MIN_GAIN["mapped"]) is faster
 
 
 def test_a_comparison_is_of_pairs_and_doubts_what_varies() -> None:
@@ -100,6 +118,30 @@ def test_only_a_single_file_whose_weights_are_mostly_slow_is_converted(
     elements: dict[int, int], parts: int, slow: str | None
 ) -> None:
     assert slow_type(gguf.Contents(0, parts, elements)) == slow
+
+
+@pytest.mark.parametrize(
+    ("elements", "parts", "other"),
+    [
+        ({Q4_1: 100}, 1, "converted"),
+        ({Q4_K: 60, Q8_0: 40}, 1, "mapped"),
+        ({Q4_K: 30, llama_cpp.GGML_TYPE_Q6_K: 20, Q8_0: 50}, 1, "mapped"),
+        ({Q4_K: 40, Q8_0: 60}, 1, ""),
+        ({Q4_K: 100}, 2, ""),
+        ({Q8_0: 100}, 1, ""),
+        ({}, 1, ""),
+    ],
+)
+def test_k_quants_are_compared_repacked_and_mapped(
+    elements: dict[int, int], parts: int, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = gguf.Contents(0, parts, elements)
+    assert alternative(find(""), contents) == other
+    monkeypatch.setattr(weights, "MAX_MAPPED_BYTES", 1000)
+    assert alternative(find(""), contents) == other.replace("mapped", "")
+    monkeypatch.undo()
+    monkeypatch.setattr(backends, "may_repack", lambda: False)
+    assert alternative(find(""), contents) == other.replace("mapped", "")
 
 
 def test_the_default_model_is_converted() -> None:
@@ -149,7 +191,7 @@ class Folder(NamedTuple):
         with copy.locked(lambda: True):
             copy.part.write_bytes(b"converted")
             copy.adopt()
-            copy.decide(True, "")
+            copy.decide("converted", "")
         return copy
 
     def names(self) -> set[str]:
@@ -163,14 +205,14 @@ def folder(tmp_path: Path) -> Folder:
 
 def test_a_verdict_is_unknown_until_it_is_written(folder: Folder) -> None:
     copy = folder.copy()
-    assert (copy.exists(), copy.is_faster()) == (False, None)
+    assert (copy.exists(), copy.chosen()) == (False, None)
     assert not folder.path.exists()
     with copy.locked(lambda: True):
         copy.part.write_bytes(b"converted")
         copy.adopt()
-        assert (folder.copy().exists(), folder.copy().is_faster()) == (True, None)
-        copy.decide(True, "because")
-    assert (folder.copy().exists(), folder.copy().is_faster()) == (True, True)
+        assert (folder.copy().exists(), folder.copy().chosen()) == (True, None)
+        copy.decide("converted", "because")
+    assert (folder.copy().exists(), folder.copy().chosen()) == (True, ("converted", "because"))
     assert copy.path.read_bytes() == b"converted"
     assert folder.path.stat().st_mode & 0o777 == 0o700
     assert {Path(name).suffix for name in folder.names()} == {".gguf", ".json", ""}
@@ -179,8 +221,8 @@ def test_a_verdict_is_unknown_until_it_is_written(folder: Folder) -> None:
 def test_a_copy_that_is_not_faster_is_removed(folder: Folder) -> None:
     copy = folder.kept()
     with copy.locked(lambda: True):
-        copy.decide(False, "")
-    assert (folder.copy().exists(), folder.copy().is_faster()) == (False, False)
+        copy.decide("as-is", "")
+    assert (folder.copy().exists(), folder.copy().chosen()) == (False, ("as-is", ""))
     assert {Path(name).suffix for name in folder.names()} == {".json", ""}
 
 
@@ -189,7 +231,7 @@ def test_a_failure_is_of_this_file_and_converter(folder: Folder) -> None:
     assert copy.failure() is None
     with copy.locked(lambda: True):
         copy.fail("it is full of holes")
-    assert (copy.failure(), copy.exists(), copy.is_faster()) == ("it is full of holes", False, None)
+    assert (copy.failure(), copy.exists(), copy.chosen()) == ("it is full of holes", False, None)
     assert {Path(name).suffix for name in folder.names()} == {".json", ""}
     assert folder.copy(box={"threads": 1}).failure() == "it is full of holes"
     assert folder.copy(converter=2).failure() is None
@@ -198,13 +240,13 @@ def test_a_failure_is_of_this_file_and_converter(folder: Folder) -> None:
 
 
 def test_a_copy_is_of_this_file_and_a_verdict_also_of_this_box(folder: Folder) -> None:
-    assert folder.kept().is_faster() is True
+    assert folder.kept().chosen() == ("converted", "")
     elsewhere = folder.copy(box={"threads": 1})
-    assert (elsewhere.exists(), elsewhere.is_faster()) == (True, None)
+    assert (elsewhere.exists(), elsewhere.chosen()) == (True, None)
     another = folder.copy("another.gguf")
-    assert (another.exists(), another.is_faster()) == (False, None)
+    assert (another.exists(), another.chosen()) == (False, None)
     folder.source.write_text("changed")
-    assert (folder.copy().exists(), folder.copy().is_faster()) == (False, None)
+    assert (folder.copy().exists(), folder.copy().chosen()) == (False, None)
 
 
 @pytest.mark.parametrize("how", ["shorter", "other", "gone", "link"])
@@ -220,21 +262,23 @@ def test_a_copy_that_was_changed_is_unknown(folder: Folder, how: str) -> None:
         case "link":
             target = copy.path.rename(folder.path / "elsewhere")
             copy.path.symlink_to(target)
-    assert (copy.exists(), copy.is_faster()) == (False, None)
+    assert (copy.exists(), copy.chosen()) == (False, None)
 
 
-@pytest.mark.parametrize("record", [b"", b"{", b"[]", b'{"faster": true}', b'{"file": 1, "copy": [1, 2]}', b"\xff"])
+@pytest.mark.parametrize(
+    "record", [b"", b"{", b"[]", b'{"chosen": "converted"}', b'{"file": 1, "copy": [1, 2]}', b"\xff"]
+)
 def test_a_damaged_record_is_none(folder: Folder, record: bytes) -> None:
     copy = folder.kept()
     copy.path.with_suffix(".json").write_bytes(record)
-    assert (copy.exists(), copy.is_faster()) == (False, None)
+    assert (copy.exists(), copy.chosen()) == (False, None)
 
 
 def test_a_folder_to_which_everybody_may_write_is_refused(folder: Folder) -> None:
     copy = folder.kept()
     folder.path.chmod(0o777)
     with pytest.raises(PermissionError, match="everybody may write"):
-        copy.is_faster()
+        copy.chosen()
     with pytest.raises(PermissionError, match="everybody may write"), copy.locked(lambda: True):
         pass
 
@@ -244,7 +288,7 @@ def test_the_folder_keeps_what_was_used_last_and_what_is_not_ours(folder: Folder
     for age, copy in enumerate(copies):
         os.utime(copy.path.with_suffix(".json"), (1000 - age, 1000 - age))
     # The oldest is used again.
-    assert copies[-1].is_faster() is True
+    assert copies[-1].chosen() == ("converted", "")
     for name in ("own.gguf", "notes.json", "x.part", "left.0123456789abcdef.part", "left.0123456789abcdef.gguf"):
         (folder.path / name).touch()
     newest = folder.kept("newest.gguf")
@@ -355,6 +399,59 @@ def test_a_copy_that_is_not_faster_is_made_once_and_removed(box: Box) -> None:
     assert box.chosen() == box.chosen() == AS_IS
     assert box.conversions == 1
     assert box.copies() == []
+
+
+@pytest.fixture
+def tiled(box: Box, monkeypatch: pytest.MonkeyPatch) -> Box:
+    """The same, as if the model's format were one that llama.cpp repacks or takes mapped."""
+    monkeypatch.setattr(weights, "SLOW_TYPES", {})
+    monkeypatch.setattr(weights, "TILED_TYPES", (Q4_1,))
+    return box
+
+
+MAPPED = Weights(find(""), repacked=False)
+
+
+def test_weights_that_are_faster_mapped_are_not_repacked(tiled: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = tiled.chosen()
+    assert chosen == MAPPED
+    assert "1 token: 10.0 ms, mapped 10.0 ms (100% +-1% of the speed), 8 tokens: 20.0 ms" in chosen.why
+    tiled.measured = SLOWER
+    assert tiled.chosen() == MAPPED
+    repacked: list[bool] = []
+    real = llama_cpp.llama_model_load_from_file
+
+    def load(path: bytes, params: llama_cpp.llama_model_params) -> object:
+        repacked.append(bool(params.use_extra_bufts))
+        return real(path, params)
+
+    monkeypatch.setattr(llama_cpp, "llama_model_load_from_file", load)
+    engine.load(tiled.config, always).close()
+    assert repacked == [False]
+    # Another number of threads is measured anew.
+    tiled.config = dataclasses.replace(tiled.config, threads=2)
+    assert tiled.chosen() == AS_IS
+    assert (tiled.conversions, tiled.copies()) == (0, [])
+
+
+def test_another_build_of_llama_cpp_is_measured_again(tiled: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tiled.chosen() == MAPPED
+    tiled.measured = SLOWER
+    monkeypatch.setattr(backends, "build", lambda: [1, 2])
+    assert tiled.chosen() == AS_IS
+
+
+def test_weights_that_can_not_be_measured_mapped_are_repacked(tiled: Box, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert choose(find(""), tiled.config, always, 100 << 20) == AS_IS
+    assert "whether the weights are faster if not repacked could not be measured" in caplog.text
+    assert all(record.levelno < logging.WARNING for record in caplog.records)
+
+
+def test_mapped_weights_that_the_operator_wants_are_not_measured(box: Box) -> None:
+    box.config = dataclasses.replace(box.config, weights="mapped")
+    assert box.chosen() == MAPPED
+    assert not box.folder.exists()
 
 
 def test_a_converted_copy_that_the_operator_wants_is_not_measured(box: Box) -> None:
@@ -581,8 +678,22 @@ def test_decodes_of_every_number_of_rows_are_compared() -> None:
         model.free()
 
 
+def test_decodes_that_would_take_too_long_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+
+    def decode_s(_model: object, n: int) -> float:
+        taken.append(n)
+        return 0.1 * n
+
+    monkeypatch.setattr(row_times, "decode_s", decode_s)
+    model: Any = None
+    assert len(compared(model, model, (1, 8, 16, 64, 256), budget_s=0.0)) == 3
+    assert set(taken) == {1, 8, 16}
+    assert len(compared(model, model, (1, 64, 256), budget_s=0.0)) == 2
+
+
 def test_the_program_prints_what_it_measured() -> None:
-    arguments = ("1", "1", "1,2", find(""), find(""))
+    arguments = ("1", "1", "1,2", find(""), find(""), "mapped")
     output = program.run("umaserve.engine.row_times", *arguments, wanted=lambda: True, max_s=600.0)
     one, two = (Comparison(*values) for values in json.loads(output))
     assert one.first_s > 0

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from umaserve.serving.cost_model import Cost
 from umaserve.serving.governor import BLIND_FACTOR, MAX_PATIENCE_S, ThreadGovernor
 from umaserve.system.cores import CoreUse
 
@@ -14,14 +15,14 @@ from umaserve.system.cores import CoreUse
 class Box:
     """``cores`` of which others have ``taken``; a thread without a core of its own makes a tick ten times as long."""
 
-    def __init__(self, cores: int = 2, *, tells: bool = True, seed: int = 0) -> None:
+    def __init__(self, cores: int = 2, *, tells: bool = True, seed: int = 0, known: Cost | None = None) -> None:
         self.cores = cores
         self.taken = 0
         self.now = 0.0
         self.tells = tells
         self.random = random.Random(seed)
         self.used: list[int] = []
-        self.governor = ThreadGovernor(cores, self.now, self.core_use)
+        self.governor = ThreadGovernor(cores, self.now, self.core_use, known)
 
     def core_use(self) -> CoreUse | None:
         idle = max(0.0, self.cores - self.taken - self.governor.threads)
@@ -66,6 +67,25 @@ def test_a_program_that_comes_is_given_its_core_and_one_that_goes_leaves_it(core
     box.taken = 0
     assert box.run(4) > 0.9
     assert (box.governor.threads, box.governor.reason) == (cores, "all")
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("factor", [1 / 3, 1.0, 3.0])
+def test_it_does_not_matter_whether_the_box_was_busier_or_quicker_at_the_last_run(factor: float, tells: bool) -> None:
+    row_s = factor * 0.006
+    box = Box(tells=tells, known=Cost(0.0, row_s, row_s, 0.0, 0.0))
+    box.run(8)
+    assert box.governor.cost.seconds(1, 0, 100) == pytest.approx(0.006, rel=0.25)
+    if tells:
+        assert set(box.used) == {2}
+    box.taken = 1
+    assert box.run(4) > 0.9
+    assert box.governor.threads == 1
+    box.taken = 0
+    assert box.run(BLIND_FACTOR * MAX_PATIENCE_S if not tells else 4) > 0.9
+    learned = box.governor.learned
+    assert learned is not None
+    assert learned.seconds(1, 0, 100) == pytest.approx(0.006, rel=0.25), "with all threads"
 
 
 def test_a_box_that_is_busy_from_the_start_is_noticed() -> None:

@@ -99,6 +99,8 @@ DEFAULTS: dict[str, Any] = {
     "n_gpu_layers": -1,
     "flash_attn": "auto",
     "kv_type": "f16",
+    "kv_type_k": "",
+    "kv_type_v": "",
     "rpc": (),
     "lora": (),
     "engine_timeout": 30.0,
@@ -166,9 +168,11 @@ REAL = {
 }
 CHOICE = {
     "protocol": ["json", "newline"],
-    "weights": ["fast", "as-is", "converted"],
+    "weights": ["fast", "as-is", "converted", "mapped"],
     "flash_attn": ["auto", "on", "off"],
     "kv_type": ["f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
+    "kv_type_k": ["f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
+    "kv_type_v": ["f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
     "pooling": ["model", "mean", "cls", "last"],
     "log_level": ["debug", "info", "warning", "error"],
     "log_format": ["text", "json"],
@@ -502,7 +506,11 @@ def test_n_ctx_is_nothing_between_zero_and_its_least() -> None:
 def test_every_choice_and_no_other(key: str, choices: list[str]) -> None:
     for value in choices:
         assert getattr(load({key: value}, {}).config, key) == value
-    for value in ("", "nonsense", choices[0].upper(), f"{choices[0]} "):
+    if DEFAULTS[key] == "":
+        assert getattr(load({key: ""}, {}).config, key) == ""
+    else:
+        assert "expected one of " in refusal({key: ""})
+    for value in ("nonsense", choices[0].upper(), f"{choices[0]} "):
         assert "expected one of " in refusal({key: value})
 
 
@@ -695,6 +703,11 @@ def test_a_conflict_says_what_to_change_and_where_the_values_came_from(file: Pat
         ' set flash_attn to "auto" or "on", or kv_type to "f16", "bf16" or "f32"'
         f" (kv_type: file {file}, flash_attn: file {file})"
     )
+    assert refusal({"flash_attn": "off", "kv_type_k": "q8_0", "kv_type_v": "q4_0"}) == (
+        'kv_type_v "q4_0" is quantized and flash_attn is "off":'
+        ' set flash_attn to "auto" or "on", or kv_type_v to "f16", "bf16" or "f32"'
+        " (kv_type_v: flag, flash_attn: flag)"
+    )
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:80", "[::]:80", "192.0.2.1:0", "[2001:db8::1]:80", "box.example:80"])
@@ -802,6 +815,12 @@ def test_only_quantized_cells_need_flash_attention(kv_type: str, flash_attn: str
         assert Config(kv_type=kv_type, flash_attn=flash_attn).kv_type == kv_type
 
 
+def test_k_and_v_are_of_one_type_unless_they_are_told_apart() -> None:
+    assert Config(kv_type="q8_0").kv_types == ("q8_0", "q8_0")
+    assert Config(kv_type="q8_0", kv_type_v="f16", flash_attn="off").kv_types == ("q8_0", "f16")
+    assert Config(kv_type_k="q4_0", kv_type_v="bf16").kv_types == ("q4_0", "bf16")
+
+
 def test_a_relay_needs_the_secret_in_one_place() -> None:
     places = "(worker_secret: default, worker_secret_file: default)"
     assert refusal({"relay": "wss://box.example"}) == (
@@ -857,7 +876,7 @@ def test_print_config_says_where_each_value_came_from(file: Path) -> None:
 @given(values=st.fixed_dictionaries({}, optional={key: values_of(key) for key in DEFAULTS}))
 def test_print_config_fed_back_gives_the_same(values: dict[str, Any], file: Path) -> None:
     if values.get("flash_attn") == "off":
-        values["kv_type"] = "f16"
+        values["kv_type"] = values["kv_type_v"] = "f16"
     values["n_batch"] = max(values.get("n_batch", 512), values.get("n_ubatch", 512), values.get("parallel", 16))
     values["insecure"] = True
     values.pop("worker_secret", None)  # which is not printed

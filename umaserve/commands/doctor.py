@@ -10,6 +10,7 @@ from dataclasses import asdict
 
 import orjson
 
+from umaserve.commands.barriers import of_daemon
 from umaserve.commands.findings import Finding, of_box, of_build, of_model, of_sockets
 from umaserve.commands.parser import Parser, add_settings
 from umaserve.settings import models
@@ -21,8 +22,8 @@ from umaserve.system.progress import ProgressBar
 DESCRIPTION = """\
 Looks at what a daemon with these flags would find on this box, and says what is wrong and what to do about it: the
 processor and what llama.cpp was built for, GPUs, huge pages, the clock, limits, the folder for computed prompts,
-sockets and ports, systemd's unit, and each model: whether its file is whole, fits into memory, and has a chat template
-with tools.
+sockets and ports, systemd's unit, how the threads of a daemon that runs there wait for one another (it is asked for a
+few tokens), and each model: whether its file is whole, fits into memory, and has a chat template with tools.
 
 Each line is ok, a note (it works, and could be better), or wrong. The exit status is 1 where something is wrong.
 
@@ -49,6 +50,7 @@ def run(arguments: Sequence[str], write: Write) -> int:
     catalogue = models.read(loaded.config, loaded.file)
     left, bar = available_bytes(), ProgressBar("looking", sys.stderr)
     groups = [of_box(loaded.config), of_build(_wanted), of_sockets(loaded.config)]
+    groups += [of_daemon(loaded.config.socket)]
     groups += [of_model(spec, left, _wanted) for spec in catalogue.models]
     found = []
     for done, group in enumerate(groups):

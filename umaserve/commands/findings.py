@@ -47,7 +47,10 @@ _KERNEL_NAMES: Mapping[str, str] = {
 }
 """Sets of instructions that make llama.cpp faster: its names, and the kernel's."""
 _BUILD_AGAIN = "pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python"
-_MODEL_SETTINGS = ("model", "n_ctx", "n_batch", "n_ubatch", "parallel", "kv_type", "flash_attn", "chat_template")
+_MODEL_SETTINGS = (
+    *("model", "n_ctx", "n_batch", "n_ubatch", "parallel", "kv_type", "kv_type_k", "kv_type_v", "flash_attn"),
+    "chat_template",
+)
 
 Level = Literal["ok", "note", "wrong"]
 

@@ -13,7 +13,7 @@ from umaserve.commands import tune_table
 from umaserve.commands.tune_search import RULE, Change, Found, NoTimeLeft, search
 from umaserve.engine.model import find
 from umaserve.engine.speeds import Speeds, measured
-from umaserve.engine.weights import choose
+from umaserve.engine.weights import Weights, choose
 from umaserve.errors import ModelError
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.system import logs, program
@@ -30,11 +30,11 @@ examples:
   umaserve tune --model model.gguf > umaserve.toml && umaserve --config umaserve.toml
   umaserve tune --config umaserve.toml
 
-Tried are the model's own weights against converted ones (weights), numbers of threads (threads, threads_batch), flash
-attention (flash_attn), types of the KV cells (kv_type), and tokens in one pass (n_ubatch). Each is measured in a
-process of its own, with the daemon's engine: the tokens per second of one stream, of as many streams as parallel says,
-and of prompts, and the memory. All other settings, such as n_ctx and parallel, are those of --config or UMA_...
-variables, as they would be for the daemon.
+Tried are the model's own weights against converted or not repacked ones (weights), numbers of threads (threads,
+threads_batch), flash attention (flash_attn), types of the KV cells (kv_type, kv_type_k), and tokens in one pass
+(n_ubatch). Each is measured in a process of its own, with the daemon's engine: the tokens per second of one stream, of
+as many streams as parallel says, and of prompts, and the memory. All other settings, such as n_ctx and parallel, are
+those of --config or UMA_... variables, as they would be for the daemon.
 
 {RULE}
 
@@ -78,7 +78,8 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
             _show(tune_table.table(found, config.parallel), "Interrupted: the other settings were not measured.")
         raise
     best = found.rows[found.best].change
-    _show(tune_table.table(found, config.parallel), "", tune_table.notes(found), "", RULE, "")
+    notes = [tune_table.notes(found), measurements.note]
+    _show(tune_table.table(found, config.parallel), "", *filter(None, notes), "", RULE, "")
     _show(f"Best: {tune_table.named(best)}. The lines for the daemon's configuration file:")
     write(tune_table.toml(config, best))
     return 0
@@ -94,12 +95,19 @@ class Measurements:
         self._began = time.monotonic()
         self._seconds = seconds
         self._longest_s = 0.0
-        self._present = self._copy = self._loaded(config)
-        self.other_weights = "as-is" if self._present != self._path else ""
-        """The value of ``weights`` with which another file is loaded than at present; empty: there is none."""
-        if config.weights == "fast" and not self.other_weights and self._may_convert():
-            self._copy = self._loaded(dataclasses.replace(config, weights="converted"))
-            self.other_weights = "converted" if self._copy != self._path else ""
+        as_is = Weights(self._path)
+        present = self._loaded(config)
+        self.note = tune_table.weights_note(_way(present), present.why)
+        """What was measured before the daemon's engine was, to choose the weights; empty: nothing."""
+        self._weights = {"": present, "as-is": as_is}
+        """What each value of ``weights`` loads."""
+        self.other_weights = "as-is" if _way(present) != "as-is" else ""
+        """The value of ``weights`` with which others are loaded than at present; empty: there is none."""
+        if not self.other_weights and present.other and self._may_convert():
+            loaded = self._loaded(dataclasses.replace(config, weights=present.other))
+            if _way(loaded) != "as-is":
+                self.other_weights = present.other
+                self._weights[present.other] = loaded
 
     def __call__(self, change: Change, prompt_tokens: int) -> Speeds:
         """As ``tune_search.Measure``."""
@@ -107,9 +115,10 @@ class Measurements:
         left_s = self._seconds - began_s
         if left_s < self._longest_s:
             raise NoTimeLeft
-        path = {"as-is": self._path, "converted": self._copy}.get(change.get("weights", ""), self._present)
-        # The file is chosen already. For another number of threads, the daemon would measure it anew.
-        settings = {**self._flags, **change, "model": path, "weights": "as-is"}
+        weights = self._weights[change.get("weights", "")]
+        # They are chosen already. For another number of threads, the daemon would measure them anew.
+        how = "as-is" if weights.repacked else "mapped"
+        settings = {**self._flags, **change, "model": weights.path, "weights": how}
         bar = ProgressBar(f"{tune_table.named(change)} ", sys.stderr)
         try:
             return measured(settings, prompt_tokens, wanted=lambda: self._shown(bar), max_s=left_s)
@@ -121,8 +130,8 @@ class Measurements:
             bar.clear()
             self._longest_s = max(self._longest_s, self._passed_s() - began_s)
 
-    def _loaded(self, config: Config) -> str:
-        """The path of the file that the daemon loads."""
+    def _loaded(self, config: Config) -> Weights:
+        """The weights that the daemon loads."""
         bar = ProgressBar("weights ", sys.stderr)
         late = False
 
@@ -131,14 +140,14 @@ class Measurements:
             late = not self._may_convert()
             return self._shown(bar) and not late
 
-        path = choose(self._path, config, wanted).path
+        weights = choose(self._path, config, wanted)
         bar.clear()
         if late:
             _show(
-                "Converting the weights takes too long, so they are measured as they are. Start the daemon once, which "
-                "converts them, or give more --seconds."
+                "Converting or comparing the weights takes too long, so they are measured as they are. Start the "
+                "daemon once, which does so, or give more --seconds."
             )
-        return path
+        return weights
 
     def _may_convert(self) -> bool:
         return self._passed_s() <= self._seconds * _CONVERTING
@@ -149,6 +158,11 @@ class Measurements:
     def _shown(self, bar: ProgressBar) -> bool:
         bar.show(min(1.0, self._passed_s() / self._seconds))
         return True
+
+
+def _way(weights: Weights) -> str:
+    """The value of the setting that loads them."""
+    return "converted" if weights.converted_from else "as-is" if weights.repacked else "mapped"
 
 
 def _show(*lines: str) -> None:

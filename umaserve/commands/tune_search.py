@@ -13,7 +13,7 @@ from umaserve.settings.daemon import Config
 from umaserve.settings.sources import Conflict
 from umaserve.system.program import ProgramError
 
-TUNED = ("weights", "threads", "threads_batch", "flash_attn", "kv_type", "n_ubatch")
+TUNED = ("weights", "threads", "threads_batch", "flash_attn", "kv_type", "kv_type_k", "kv_type_v", "n_ubatch")
 """The settings that may change. A larger ``n_batch`` gains nothing: a prompt gets a part of a tick, whatever it is."""
 MIN_GAIN = 0.05
 MAX_LOSS = 0.25
@@ -23,6 +23,9 @@ How the best is found: one setting is changed at a time, from the best so far. T
 three speeds together (their geometric mean) rise by {MIN_GAIN:.0%} or more and none is more than {MAX_LOSS:.0%}
 below that of the present settings, and this again after both are measured once more, where the faster
 of the two measurements counts."""
+
+_KV_TYPES = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("f32", "f32"), ("bf16", "bf16"))
+"""Of K and V. A quantized K alone does not need flash attention."""
 
 Change = Mapping[str, Any]
 """Values of ``TUNED`` that differ from those at the start."""
@@ -109,8 +112,8 @@ def _is_confirmed(row: Row, found: Found, measure: Measure) -> bool:
         for one in (best, row):
             assert one.speeds is not None
             again = measure(one.change, one.speeds.prompt_tokens)
-            others = min(one.speeds.others, again.others)
-            one.speeds = Speeds._make(map(max, one.speeds, again))._replace(others=others)
+            others, switches = (min(pair) for pair in zip(one.speeds[-2:], again[-2:], strict=True))
+            one.speeds = Speeds._make(map(max, one.speeds, again))._replace(others=others, switches=switches)
     except NoTimeLeft:
         row.note = "no time left to measure it again"
         return False
@@ -126,7 +129,9 @@ def _steps(config: Config, cores: int, weights: str, prompt_tokens: int, found: 
         yield {"weights": weights}
     yield from _threads(config, cores, found)
     yield {"flash_attn": "auto" if config.flash_attn == "off" else "off"}
-    yield from ({"kv_type": kind} for kind in ("f16", "q8_0", "f32", "bf16") if kind != config.kv_type)
+    for k, v in _KV_TYPES:
+        if (k, v) != config.kv_types:
+            yield {"kv_type": v, "kv_type_k": "" if k == v else k, "kv_type_v": ""}
     # A prompt in one pass is measured only with those that are shorter than it.
     yield from ({"n_ubatch": n} for n in (256, 128) if n < min(config.n_ubatch, prompt_tokens))
 

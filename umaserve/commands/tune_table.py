@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
+from umaserve.commands.barriers import SLEEPING
 from umaserve.commands.tune_search import TUNED, Change, Found, Row, together
 from umaserve.engine.speeds import Speeds
 from umaserve.settings.daemon import SETTINGS, Config
@@ -18,8 +19,9 @@ _BUSY_CORES = 0.2
 
 def named(change: Change) -> str:
     """A change in one line, as in a configuration file."""
-    # 0 threads of a batch are those of one token.
-    shown = {key: value for key, value in change.items() if (key, value) != ("threads_batch", 0)}
+    # 0 threads of a batch are those of one token, and no type of K or V is that of both.
+    unset = (("threads_batch", 0), ("kv_type_k", ""), ("kv_type_v", ""))
+    shown = {key: value for key, value in change.items() if (key, value) not in unset}
     return ", ".join(f"{key} = {_value(key, value)}" for key, value in shown.items()) or PRESENT
 
 
@@ -57,10 +59,21 @@ def notes(found: Found) -> str:
             f"Busy: other programs used up to {busy:.1f} cores meanwhile, so these numbers are too low and may "
             "mislead. Stop those programs, and tune again."
         )
+    sleeping = max(speeds.switches for speeds in measured)
+    if sleeping >= SLEEPING:
+        lines.append(
+            f"Barriers sleep: up to {sleeping:.0f} switches a token, which costs up to half of the speed. Stop what "
+            "else computes here; more threads than cores have the same effect."
+        )
     best = found.rows[found.best]
-    if str(best.change.get("kv_type", "")).startswith("q"):
+    if any(str(best.change.get(key, "")).startswith("q") for key in ("kv_type", "kv_type_k")):
         lines.append("Quantized KV cells (kv_type) cost a little of the answers' quality.")
     return "\n".join(lines)
+
+
+def weights_note(chosen: str, why: str) -> str:
+    """Which value of ``weights`` the daemon chooses here, and by what decodes; empty where none were measured."""
+    return f"Weights that the daemon chooses here: {chosen} ({why})." if why else ""
 
 
 def toml(config: Config, best: Change) -> str:

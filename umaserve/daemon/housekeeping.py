@@ -21,6 +21,8 @@ EXPIRE_S = 1.0
 FORGET_S = 60.0
 WATCH_S = 5.0
 """How often threads are checked, so that the log reports a stuck one even if nobody asks for ``/health``."""
+KEEP_S = 300.0
+"""How much of what models' ticks take a crash of the daemon may cost."""
 
 
 class MemoryWatch:
@@ -59,6 +61,7 @@ def keep_house(
     every(loop, WATCH_S, look_at_threads)
     every(loop, WATCH_S, models.end_if_one_hangs)
     every(loop, WATCH_S, catalogue.look)
+    every(loop, KEEP_S, models.keep_costs)
     every(loop, TIDY_S, recordings.tidy)
     every(loop, FORGET_S, kept_responses.expire)
     if request_timeout:

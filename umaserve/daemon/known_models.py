@@ -1,7 +1,8 @@
-"""What models took in memory when they were loaded, from one run of the daemon to the next: a small file of JSON.
+"""What models took in memory when they were loaded, and what their ticks take, from one run of the daemon to the next:
+a small file of JSON.
 
 A model is known by its files and settings, and by what loads it. One that is has been measured and tried out before,
-with this result, so neither is done again.
+with this result, so neither is done again; and its first ticks are planned by what the last ones took.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ import orjson
 
 from umaserve import __version__
 from umaserve.model_names import MAX_NAME
+from umaserve.serving.cost_model import MAX_S, Cost
 from umaserve.settings.daemon import Config
 from umaserve.settings.model_files import default_model, parts
 from umaserve.settings.models import PER_MODEL, VOICE
 from umaserve.system import folders
-from umaserve.system.cores import processor
+from umaserve.system.cores import processor, usable_cores
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ MAX_MODELS = 256
 MAX_FILE_BYTES = 1 << 20
 MAX_NEEDED_BYTES = 1 << 50
 _FILE = "memory.json"
+_SECONDS = tuple(field.name for field in fields(Cost))
 _KEY = re.compile(r"[0-9a-f]{64}")
 # No pipe is waited for, no link followed.
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -49,6 +52,8 @@ class Known:
     name: str
     """For people who read the file."""
     needed_bytes: int
+    cost: Cost | None = None
+    """Of its ticks with all threads; ``None`` where it ran too few."""
 
 
 def file_of(environ: Mapping[str, str]) -> Path | None:
@@ -56,7 +61,7 @@ def file_of(environ: Mapping[str, str]) -> Path | None:
     try:
         return folders.state(environ) / _FILE
     except FileNotFoundError as error:
-        log.info("what models take in memory is not kept: %s", error)
+        log.info("what models take is not kept: %s", error)
         return None
 
 
@@ -75,13 +80,27 @@ def read(data: bytes) -> dict[str, Known]:
 
 def _known(model: object, place: str) -> tuple[str, Known]:
     match model:
-        case {"key": str(key), "name": str(name), "needed_bytes": int(needed)} if (
+        case {"key": str(key), "name": str(name), "needed_bytes": int(needed), **more} if (
             _KEY.fullmatch(key) and 0 < len(name) <= MAX_NAME and not isinstance(needed, bool)
         ):
             if 0 < needed <= MAX_NEEDED_BYTES:
-                return key, Known(name, needed)
+                return key, Known(name, needed, _cost(more.get("cost"), f"{place}.cost"))
             raise ValueError(f"{place}.needed_bytes: expected a number from 1 to {MAX_NEEDED_BYTES}, got {needed}")
     raise ValueError(f"{place}: expected an object of a key, a name and needed_bytes, got {_kind(model)}")
+
+
+def _cost(value: object, place: str) -> Cost | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or value.keys() != set(_SECONDS):
+        raise ValueError(f"{place}: expected an object of {', '.join(_SECONDS)}, got {_kind(value)}")
+    for name, seconds in value.items():
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_S:
+            raise ValueError(f"{place}.{name}: expected a number from 0 to {MAX_S:g}, got {_kind(seconds)}")
+    cost = Cost(**value)
+    if not cost.makes_sense:
+        raise ValueError(f"{place}.prefill_row_s: expected more than 0, got {cost.prefill_row_s}")
+    return cost
 
 
 def _kind(value: object) -> str:
@@ -91,7 +110,10 @@ def _kind(value: object) -> str:
 def written(models: Mapping[str, Known]) -> bytes:
     """The file of the last ``MAX_MODELS`` of them."""
     kept = list(models.items())[-MAX_MODELS:]
-    entries = [{"key": key, "name": known.name, "needed_bytes": known.needed_bytes} for key, known in kept]
+    # Dataclasses are objects of their fields.
+    entries = [
+        {"key": key, "name": known.name, "needed_bytes": known.needed_bytes, "cost": known.cost} for key, known in kept
+    ]
     return orjson.dumps({"version": VERSION, "models": entries}, option=orjson.OPT_INDENT_2)
 
 
@@ -124,12 +146,17 @@ class KnownModels:
         known = self._models.get(key or "")
         return 0 if known is None else known.needed_bytes
 
-    def learn(self, key: str | None, name: str, needed_bytes: int) -> None:
-        """The model was loaded, and took so much."""
+    def cost(self, key: str | None) -> Cost | None:
+        """What the model's ticks took; ``None`` where it is not known."""
+        known = self._models.get(key or "")
+        return None if known is None else known.cost
+
+    def learn(self, key: str | None, name: str, needed_bytes: int, cost: Cost | None = None) -> None:
+        """The model was loaded, and took so much; ``cost``: of its ticks, where it is known."""
         if key is not None and 0 < needed_bytes <= MAX_NEEDED_BYTES:
             self._look()
             self._models.pop(key, None)
-            self._models[key] = Known(name, needed_bytes)
+            self._models[key] = Known(name, needed_bytes, cost if cost is not None and cost.makes_sense else None)
             self._write()
 
     def forget(self, key: str | None) -> None:
@@ -148,7 +175,7 @@ class KnownModels:
             self._models = {}
         except (OSError, ValueError) as error:
             self._models = {}
-            self._complain("%s is not read, and what models take in memory learned anew: %s", self._file, error)
+            self._complain("%s is not read, and what models take learned anew: %s", self._file, error)
 
     def _write(self) -> None:
         if self._file is None:
@@ -157,7 +184,7 @@ class KnownModels:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _replace(self._file, written(self._models))
         except OSError as error:
-            self._complain("what models take in memory is not kept: %s", error)
+            self._complain("what models take is not kept: %s", error)
 
     def _complain(self, message: str, *arguments: object) -> None:
         if message not in self._complained:
@@ -200,9 +227,9 @@ def _state(path: str) -> tuple[str, int, int]:
 
 
 def _build() -> tuple[Any, ...]:
-    """Of this program, of llama.cpp, which is not loaded for that, and of the processor: a home folder may be that of
-    several boxes."""
+    """Of this program, of llama.cpp, which is not loaded for that, and of the processor and its cores that may be used:
+    a home folder may be that of several boxes."""
     found = importlib.util.find_spec("llama_cpp")
     folder = Path(found.origin).parent / "lib" if found is not None and found.origin else None
     libraries = sorted(folder.iterdir()) if folder is not None and folder.is_dir() else []
-    return (__version__, processor(), *(_state(str(path)) for path in libraries))
+    return (__version__, processor(), usable_cores(), *(_state(str(path)) for path in libraries))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from umaserve.daemon.surroundings import Surroundings
+from umaserve.serving.cost_model import Cost
 from umaserve.serving.engine_jobs import EngineJobs
 from umaserve.serving.questions import Question, Questions
 from umaserve.serving.scheduler import Scheduler
@@ -40,8 +41,9 @@ class LoadedModel:
         sessions: SessionManager,
         around: Surroundings,
         suspects: Iterable[Session],
+        known_cost: Cost | None,
     ) -> None:
-        """``suspects``: as in ``Scheduler``."""
+        """``suspects``, ``known_cost``: as in ``Scheduler``."""
         self._jobs = [EngineJobs(thread, thread.max_s) for thread in around.threads.calling]
         self._jobs += [] if around.threads.disk is None else [EngineJobs(around.threads.disk)]
         compute, preparing, preparing_media, *disk = self._jobs
@@ -62,6 +64,7 @@ class LoadedModel:
             shared_prefixes=config.shared_prefix_cache,
             draft_tokens=config.speculation,
             suspects=suspects,
+            known_cost=known_cost,
         )
         self.questions = Questions(engine, compute, preparing, preparing_media, config.max_queue)
 

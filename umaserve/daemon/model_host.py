@@ -143,7 +143,9 @@ class ModelHost:
 
     def _serve(self, engine: Engine) -> None:
         self.info = replace(engine.info, name=self.name, parallel=engine.capacity.slots)
-        self.loaded = LoadedModel(engine, self.spec.config, self.sessions, self._around, self._suspects)
+        self.loaded = LoadedModel(
+            engine, self.spec.config, self.sessions, self._around, self._suspects, self.loading.cost
+        )
         # A collection of all that stays for good would hold the streams for some 14 ms now and then. What an engine
         # before this one left stays no longer.
         gc.unfreeze()
@@ -201,6 +203,7 @@ class ModelHost:
     def _end(self, loaded: LoadedModel, *, blamed: bool) -> None:
         """Its engine gets no more work. ``blamed``: as in ``LoadedModel.end``."""
         self._generated += loaded.scheduler.tokens_generated
+        self.loading.keep_cost(loaded.scheduler.learned_cost)
         self._waiting.add(loaded.end(blamed=blamed))
 
     # -- the engine is lost --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from umaserve.daemon.engine_place import EnginePlace
 from umaserve.daemon.surroundings import Surroundings
 from umaserve.net.timers import Timer
+from umaserve.serving.cost_model import Cost
 from umaserve.serving.residency import retry_pause_s
 from umaserve.serving.ticks import Allowance, Engine
 from umaserve.settings.models import ModelSpec
@@ -37,6 +38,8 @@ class ModelLoading:
         self._key = self._known.key(spec.config)
         self.needed_bytes = self._known.needed_bytes(self._key) or spec.size_bytes + BESIDES_WEIGHTS
         """The memory that it takes, as far as is known."""
+        self.cost = self._known.cost(self._key)
+        """What its ticks take, as far as is known; of a model that is loaded, when it was kept last."""
         self.load_s = spec.size_bytes / READ_RATE
         self.loaded_at = -math.inf
         self.retry_at = -math.inf
@@ -107,14 +110,22 @@ class ModelLoading:
                 # What it has not touched yet is not resident, and what nobody could measure is.
                 taken = resident_bytes(self._place.pids) - resident_bytes()
                 self.needed_bytes = max(result.info.needed_bytes, taken)
-                self._known.learn(self._key, self._spec.name, self.needed_bytes)
+                self._known.learn(self._key, self._spec.name, self.needed_bytes, self.cost)
             self._loaded(result)
 
         # Its files may have been replaced.
-        self._key = self._known.key(self._spec.config)
+        key = self._known.key(self._spec.config)
+        if key != self._key:
+            self._key, self.cost = key, self._known.cost(key)
         beside = any(pid not in self._place.pids for pid in self._around.children())
         known_bytes = self._known.needed_bytes(self._key)
         self._place.load(Allowance(self._around.available_bytes(), beside, known_bytes), ended)
+
+    def keep_cost(self, cost: Cost | None) -> None:
+        """Its ticks took so long: the next engine, and the next daemon, start from that."""
+        if cost is not None and cost != self.cost:
+            self.cost = cost
+            self._known.learn(self._key, self._spec.name, self.needed_bytes, cost)
 
     def forget(self) -> None:
         """Have it measured and tried out at its next loading, whatever is known of it."""

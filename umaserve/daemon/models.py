@@ -302,6 +302,12 @@ class Models:
         for one in self._loaded:
             one.scheduler.shed_caches()
 
+    def keep_costs(self) -> None:
+        """Have what the ticks of all take known to the next daemon."""
+        for host in self:
+            if host.loaded is not None:
+                host.loading.keep_cost(host.loaded.scheduler.learned_cost)
+
     def end_if_one_hangs(self) -> None:
         for host in self:
             host.end_if_it_hangs()

@@ -298,6 +298,7 @@ class Server:
         self._loop.after_poll = self._loop.before_sleep = lambda: None
         if self._left_file is not None and self._services.detached.left:
             self._left_file.write(self._services.detached.left)
+        self._models.keep_costs()
         if not self._ending.join():
             log.warning("a call into llama.cpp, the voice, a decoder or the disk does not return: ending without it")
             logging.shutdown()

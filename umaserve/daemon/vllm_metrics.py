@@ -54,7 +54,8 @@ def use_of(host: ModelHost) -> Use:
         lora = None if session.request is None else session.request.lora
         wanted = adapters if lora is None else [name for name, scale in lora if scale]
         (waiting if session.slot is None else running).update(wanted)
-    return Use(host.spec.config.kv_type, adapters, sorted(running & {*adapters}), sorted(waiting & {*adapters}))
+    kv_types = "/".join(dict.fromkeys(host.spec.config.kv_types))
+    return Use(kv_types, adapters, sorted(running & {*adapters}), sorted(waiting & {*adapters}))
 
 
 def vllm_metrics(

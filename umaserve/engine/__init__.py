@@ -4,9 +4,10 @@ import os
 
 # How often an idle thread of libgomp looks for work before it sleeps. The default, 300,000, takes some 10 ms: threads
 # that wait for one whose core another program has taken then burn the other cores. This is the least that costs nothing
-# on an idle box. libgomp reads it when it is loaded, which is when llama_cpp is.
+# on an idle box; with a pool more than the one that computes, libgomp doesn't heed it. libgomp reads it when it is
+# loaded, which is when llama_cpp is.
 if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "7000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 # Else ggml would have a debugger print where it ends.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")

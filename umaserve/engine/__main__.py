@@ -56,15 +56,18 @@ def _load(
     return engine, voice
 
 
-def _serve(server: Server, channel: Channel) -> None:
-    """On a thread for each of the daemon's; the end of one is the end of all."""
+def _begin(serve: Callable[[Channel], None], end: socket.socket) -> None:
+    """Have a thread serve one of the daemon's."""
+    threading.Thread(target=_run, args=(serve, Channel(end)), daemon=True).start()
+
+
+def _run(serve: Callable[[Channel], None], channel: Channel) -> None:
     try:
-        server.serve(channel)
+        serve(channel)
     except BaseException:
         log.exception("the daemon's calls can't be followed")
         logging.shutdown()
         os._exit(1)
-    os._exit(0)
 
 
 def main() -> None:
@@ -73,10 +76,17 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(threads.SWITCH_S)
-    life, *ends = [socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:]]
+    life, loading, *ends = [socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:]]
     server = Server(functools.partial(_load, LastWords(life)))
+
+    def serve(channel: Channel) -> None:
+        server.serve(channel)
+        # The end of one is the end of all.
+        os._exit(0)
+
+    _begin(server.load, loading)
     for end in ends:
-        threading.Thread(target=_serve, args=(server, Channel(end)), daemon=True).start()
+        _begin(serve, end)
     life.recv(1)
     # At once, whatever is computed: nobody waits for it.
     os._exit(0)

@@ -51,6 +51,12 @@ def kernels() -> str:
     return str(llama_cpp.llama_print_system_info().decode(errors="replace"))
 
 
+def build() -> list[int]:
+    """What tells builds of llama.cpp apart: it may be another one than its bindings' version says."""
+    status = os.stat(LIBRARY._name)
+    return [status.st_size, status.st_mtime_ns]
+
+
 def may_repack() -> bool:
     """Whether llama.cpp may repack weights for this processor.
 

@@ -1,4 +1,4 @@
-"""The converted copy of a model's file, in a folder with those of other models, and what was found about it.
+"""The converted copy of a model's file, in a folder with those of other models, and which way to load it was chosen.
 
 The daemons of a user share the folder: files get their names when they are whole, and whoever makes one holds a lock.
 """
@@ -40,8 +40,8 @@ def folder_of(configured: str, environ: Mapping[str, str]) -> Path:
 
 
 class ConvertedCopy:
-    """The copy of the model at ``source`` in ``folder``, and the verdict on it: whether it is faster than the model, or
-    why it can't be made.
+    """The copy of the model at ``source`` in ``folder``, and the verdict: which value of the setting ``weights`` is the
+    fastest, or why the copy can't be made.
 
     The copy is of one state of the file (its size and modification time), the verdict also of one ``box``, any JSON,
     and a failure of one ``converter``, any JSON. All methods raise ``OSError``, in particular where strangers may write
@@ -49,7 +49,7 @@ class ConvertedCopy:
     """
 
     def __init__(
-        self, folder: Path, source: str, box: Mapping[str, str | int], converter: Mapping[str, str | int]
+        self, folder: Path, source: str, box: Mapping[str, object], converter: Mapping[str, str | int]
     ) -> None:
         self.folder = folder
         path = os.path.realpath(source)
@@ -72,14 +72,18 @@ class ConvertedCopy:
                 return True
         return False
 
-    def is_faster(self) -> bool | None:
-        """The verdict; ``None`` where it is unknown, and where the copy was changed or removed since."""
+    def chosen(self) -> tuple[str, str] | None:
+        """The verdict ("as-is", "mapped" or "converted") and why; ``None`` where it is unknown, and where the copy that
+        it is for was changed or removed since."""
         match self._recorded():
-            case {"file": file, "box": box, "faster": bool(faster)} if (file, box) == (self._file, self._box):
-                if faster and not self.exists():
+            case {"file": file, "box": box, "chosen": str(chosen), "why": str(why)} if (file, box) == (
+                self._file,
+                self._box,
+            ):
+                if chosen == "converted" and not self.exists():
                     return None
                 self._used()
-                return faster
+                return chosen, why
         return None
 
     def failure(self) -> str | None:
@@ -122,11 +126,12 @@ class ConvertedCopy:
         self._write(None, "")
         self._tidy()
 
-    def decide(self, faster: bool, why: str) -> None:
-        """Write the verdict; a copy that is not faster is removed."""
-        if not faster:
+    def decide(self, chosen: str, why: str) -> None:
+        """Write the verdict; a copy that is not chosen is removed."""
+        if chosen != "converted":
             self.path.unlink(missing_ok=True)
-        self._write(faster, why)
+        self._write(chosen, why)
+        self._tidy()
 
     def fail(self, why: str) -> None:
         """Write that the converter failed."""
@@ -160,9 +165,9 @@ class ConvertedCopy:
         except (FileNotFoundError, orjson.JSONDecodeError):
             return None
 
-    def _write(self, faster: bool | None, why: str, failed: Mapping[str, str | int] | None = None) -> None:
+    def _write(self, chosen: str | None, why: str, failed: Mapping[str, str | int] | None = None) -> None:
         copy = self._size_and_time()
-        verdict = {"box": self._box, "faster": faster, "failed": failed, "why": why}
+        verdict = {"box": self._box, "chosen": chosen, "failed": failed, "why": why}
         record = {"file": self._file, "copy": copy, **verdict}
         new = self.record.with_suffix(".part")
         with open(new, "wb") as file:

@@ -9,7 +9,7 @@ from typing import Any
 import llama_cpp
 import orjson
 
-from umaserve.engine import gguf
+from umaserve.engine import backends, gguf
 from umaserve.engine.disk_file import MAGIC, key_of
 from umaserve.engine.model import Model
 from umaserve.serving.ticks import SavedBytes
@@ -27,11 +27,11 @@ def fingerprint(model: Model, config: Config, adapters: Mapping[str, str], saved
     names. Raises ``OSError``."""
     facts: dict[str, Any] = {
         "format": MAGIC.decode(),
-        "llama_cpp": [llama_cpp.__version__, llama_cpp.LLAMA_STATE_SEQ_VERSION, _library()],
+        "llama_cpp": [llama_cpp.__version__, llama_cpp.LLAMA_STATE_SEQ_VERSION, backends.build()],
         "model": [_file(path) for path in gguf.files(model.path)],
         # Their scales are a part of the scope.
         "adapters": {name: _file(path) for name, path in adapters.items()},
-        "kv_type": config.kv_type,
+        "kv_types": config.kv_types,
         # It decides in which order values lie, and "auto" by the device.
         "attention": [config.flash_attn, config.n_gpu_layers],
         # Some models choose their rotary factors by the number of cells.
@@ -51,9 +51,3 @@ def _file(path: str) -> list[str | int]:
             file.seek(at)
             parts.append(file.read(_SAMPLE_BYTES))
     return [key_of(*parts).hex(), status.st_size, status.st_mtime_ns]
-
-
-def _library() -> list[int]:
-    """llama.cpp may be another build than its bindings' version says."""
-    status = os.stat(llama_cpp.llama_cpp._lib._name)
-    return [status.st_size, status.st_mtime_ns]

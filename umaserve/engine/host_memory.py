@@ -10,6 +10,7 @@ import queue
 import threading
 
 from umaserve.system import pages
+from umaserve.system.threads import be_called
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class HostMemory:
             self._ready += step
 
     def _populate(self) -> None:
+        be_called("host memory")
         while self._populate_next():
             pass
 

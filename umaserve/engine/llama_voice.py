@@ -244,9 +244,8 @@ class _Loaded:
 def _backbone(config: Config) -> Model:
     path = config.tts_model
     _check_file(path, "--tts-model")
-    shape = dataclasses.replace(
-        config, n_ctx=_CELLS, n_batch=_MAX_TOKENS, n_ubatch=_MAX_TOKENS, parallel=1, kv_type="f16", pooling="model"
-    )
+    sized = dataclasses.replace(config, n_ctx=_CELLS, n_batch=_MAX_TOKENS, n_ubatch=_MAX_TOKENS, parallel=1)
+    shape = dataclasses.replace(sized, kv_type="f16", kv_type_k="", kv_type_v="", pooling="model")
     try:
         model = Model(path, shape, lambda _fraction: True)
     except ModelError as error:

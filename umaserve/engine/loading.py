@@ -15,7 +15,7 @@ from umaserve.settings.daemon import Config
 log = logging.getLogger(__name__)
 
 CHOOSING = 0.9
-"""The share of the loading time in which a copy of the weights is made, if one must be."""
+"""The share of the loading time in which a copy of the weights is made, if one must be, and measured."""
 
 
 def load_model(
@@ -42,7 +42,7 @@ def load_model(
             if not loading(0.0):
                 raise
             log.warning("loading the weights as they are: their converted copy can't be loaded, remove it: %s", error)
-    return Model(path, config, loading, parted=parted)
+    return Model(path, config, loading, repacked=weights.repacked, parted=parted)
 
 
 def is_parted(config: Config) -> bool:

@@ -82,21 +82,24 @@ class Model:
         *,
         name: str = "",
         converted_from: str = "",
+        repacked: bool = True,
         parted: bool = False,
         sequences: int = 0,
         empty: bool = False,
     ) -> None:
         """``name`` is the file's, unless another is given. ``converted_from``: for a converted copy, the quantization
-        before. ``parted``: whether to divide the KV cells into the most parts, where the model's sequences can be cut
-        and it is not made for embeddings. ``sequences``: the least that its context must hold. ``empty``: without
-        memory for weights and cells, only to see in llama.cpp's log what they would take."""
+        before. ``repacked``: whether llama.cpp may copy weights into a layout that it has other matrix kernels
+        for; else they stay mapped from the file. ``parted``: whether to divide the KV cells into the most
+        parts, where the model's sequences can be cut and it is not made for embeddings. ``sequences``: the
+        least that its context must hold. ``empty``: without memory for weights and cells, only to see in
+        llama.cpp's log what they would take."""
         servable.check_contents(path, gguf.check(path))
         backends.load()
         rpc.connect(config.rpc)
         self.path = path
         self.name = name or Path(path).stem
         self._converted_from = converted_from
-        self.native = self._load(config, progress, empty)
+        self.native = self._load(config, progress, repacked, empty)
         self.vocab = llama_cpp.llama_model_get_vocab(self.native)
         self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self.vocab)
         self._config = config
@@ -267,10 +270,10 @@ class Model:
         llama_cpp.llama_free(self.context)
         llama_cpp.llama_model_free(self.native)
 
-    def _load(self, config: Config, progress: Callable[[float], bool], empty: bool) -> Any:
+    def _load(self, config: Config, progress: Callable[[float], bool], repacked: bool, empty: bool) -> Any:
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = config.n_gpu_layers
-        params.use_extra_bufts = backends.may_repack()
+        params.use_extra_bufts = repacked and backends.may_repack()
         if empty:
             params.no_alloc = True
             # llama.cpp ends the process where a file is to be mapped, and not used.
@@ -315,10 +318,16 @@ class Model:
             context = llama_cpp.llama_init_from_model(self.native, self._context_params())
         if not context:
             raise ModelError(
-                f"model {self.path}: llama.cpp could not make a context of {self.n_ctx} cells: lower --n-ctx, or run "
-                "with --log-level debug to see why"
+                f"model {self.path}: llama.cpp could not make a context of {self.n_ctx} cells{self._kv_types_advice()}"
+                ": lower --n-ctx, or run with --log-level debug to see why"
             )
         return context
+
+    def _kv_types_advice(self) -> str:
+        k, v = self._config.kv_types
+        if k != v:
+            return f" with K as {k} and V as {v}: set --kv-type-k and --kv-type-v to one type, which some models need"
+        return f" as {k}: set --kv-type to f16, which all models take" if k.startswith("q") else ""
 
     def _context_params(self) -> llama_cpp.llama_context_params:
         config = self._config
@@ -342,7 +351,7 @@ class Model:
         params.n_threads = config.threads or usable_cores()
         params.n_threads_batch = config.threads_batch or params.n_threads
         params.flash_attn_type = FLASH_ATTN[config.flash_attn]
-        params.type_k = params.type_v = _KV_TYPES[config.kv_type]
+        params.type_k, params.type_v = (_KV_TYPES[kind] for kind in config.kv_types)
         return params
 
     def pooling_context(self, cells: int, rows: int, sequences: int, on_node: Any) -> Any:

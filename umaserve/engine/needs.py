@@ -29,6 +29,8 @@ _SETTINGS = (
     "n_ubatch",
     "parallel",
     "kv_type",
+    "kv_type_k",
+    "kv_type_v",
     "flash_attn",
     "n_gpu_layers",
     "pooling",
@@ -124,6 +126,6 @@ def _remedy(config: Config, needs: Needs, missing: int) -> str:
     if needs.cells + needs.computing < missing:
         return smaller
     less = f"lower --n-ctx ({needs.n_ctx}) or --parallel ({config.parallel})"
-    if config.kv_type in _LARGE_KV_TYPES:
+    if set(config.kv_types).issubset(_LARGE_KV_TYPES):
         less += ", set --kv-type q8_0"
     return f"{less}, or {smaller}"

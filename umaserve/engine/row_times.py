@@ -1,7 +1,8 @@
-"""How fast decodes of few and of many tokens are with one model's weights, compared with another's.
+"""How fast decodes of few and of many tokens are with one model's weights, compared with another's, or not repacked.
 
 Also a program, which ``weights`` runs. Arguments: the threads for one token and for several, the numbers of tokens
-("1,64"), and the paths of the two models. Its output is a JSON array with an array for each number: a ``Comparison``.
+("1,64"), the paths of the two models, and whether the second one may be "repacked" or is "mapped". Its output is a JSON
+array with an array for each number that was measured: a ``Comparison``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from umaserve.system.program import begin
 BUDGET_S = 2.0
 """For each number of tokens."""
 MIN_PAIRS, MAX_PAIRS = 3, 200
+MAX_DECODE_S = 2.0
+"""Numbers of tokens that would take longer are left out, but for the first two: no load waits minutes for them."""
 
 
 class Comparison(NamedTuple):
@@ -38,13 +41,16 @@ class Comparison(NamedTuple):
 
 
 def compared(first: Model, second: Model, rows: Sequence[int], budget_s: float = BUDGET_S) -> list[Comparison]:
-    """Compare decodes of each number of tokens, for some ``budget_s`` seconds each. Raises ``RuntimeError`` where
-    llama.cpp can't decode."""
+    """Compare decodes of each number of tokens, for some ``budget_s`` seconds each; what would take far longer
+    is left out at the end. Raises ``RuntimeError`` where llama.cpp can't decode."""
     for model in (first, second):
         decode_s(model, rows[0])  # reads the weights from disk
-    return [
-        in_turn(functools.partial(decode_s, first, n), functools.partial(decode_s, second, n), budget_s) for n in rows
-    ]
+    found: list[Comparison] = []
+    for index, n in enumerate(rows):
+        if index >= 2 and found[-1].first_s * n / rows[index - 1] > MAX_DECODE_S:
+            break
+        found.append(in_turn(functools.partial(decode_s, first, n), functools.partial(decode_s, second, n), budget_s))
+    return found
 
 
 def comparison(pairs: Sequence[tuple[float, float]]) -> Comparison:
@@ -85,7 +91,7 @@ def decode_s(model: Model, n: int) -> float:
     return time.perf_counter() - started
 
 
-def load_small(path: str, threads: int, threads_batch: int, most: int) -> Model:
+def load_small(path: str, threads: int, threads_batch: int, most: int, *, repacked: bool = True) -> Model:
     """A model with a small context, for decodes of ``most`` tokens; on the CPU. Raises ``ModelError``."""
     config = Config(
         n_ctx=max(64, most),
@@ -96,14 +102,15 @@ def load_small(path: str, threads: int, threads_batch: int, most: int) -> Model:
         threads_batch=threads_batch,
         n_gpu_layers=0,
     )
-    return Model(path, config, lambda _fraction: True)
+    return Model(path, config, lambda _fraction: True, repacked=repacked)
 
 
 def main(arguments: Sequence[str]) -> None:
-    threads, threads_batch, listed, *paths = arguments
+    threads, threads_batch, listed, path, other, how = arguments
     begin()
     rows = [int(n) for n in listed.split(",")]
-    first, second = (load_small(path, int(threads), int(threads_batch), max(rows)) for path in paths)
+    first = load_small(path, int(threads), int(threads_batch), max(rows))
+    second = load_small(other, int(threads), int(threads_batch), max(rows), repacked=how == "repacked")
     sys.stdout.buffer.write(orjson.dumps([list(found) for found in compared(first, second, rows)]))
 
 

@@ -28,6 +28,8 @@ class Speeds(NamedTuple):
     """The length of the prompts."""
     others: float
     """Cores that other programs used meanwhile."""
+    switches: float
+    """How often the threads waited in the kernel for a token of one stream, all together."""
 
 
 def measured(settings: Mapping[str, object], prompt_tokens: int, *, wanted: Callable[[], bool], max_s: float) -> Speeds:

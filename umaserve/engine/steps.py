@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from umaserve.engine.candidates import Candidates, Logits
 from umaserve.errors import Fault, RequestError
 from umaserve.outputs import Logprobs
-from umaserve.system.threads import make_nice
+from umaserve.system.threads import be_called, make_nice
 
 Sampled = tuple[int, Logprobs | None]
 
@@ -109,6 +109,7 @@ class StepThread:
         self.begin(())
 
     def _run(self) -> None:
+        be_called("grammars")
         candidates = Candidates(self._n_vocab)
         while threading.current_thread() is self._thread and (step := self._steps.get()) is not None:
             self._current = step

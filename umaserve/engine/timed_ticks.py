@@ -22,6 +22,7 @@ from umaserve.settings.daemon import SETTINGS
 from umaserve.system import program
 from umaserve.system.cores import CoreCounter
 from umaserve.system.memory import resident_bytes
+from umaserve.system.threads import own_switches
 
 PROMPT_TOKENS = 512
 SHORT_PROMPT_TOKENS = 64
@@ -65,7 +66,9 @@ class Measurement:
             is_fast = first_s * PROMPT_TOKENS / first <= MAX_PROMPT_S
             prompt_tokens = min(PROMPT_TOKENS if is_fast else SHORT_PROMPT_TOKENS, self._max_prompt)
         prompt_s = _fastest_s(lambda: self._prompt_s(prompt_tokens))
+        before, length = own_switches(), self._lengths[0]
         one_s = _fastest_s(lambda: self._tick_s({0: 1}))
+        switches = (own_switches() - before) / (self._lengths[0] - length)
         streams = range(len(self._lengths))
         self._begin_others(prompt_tokens)
         many_s = _fastest_s(lambda: self._tick_s(dict.fromkeys(streams, 1)))
@@ -77,6 +80,7 @@ class Measurement:
             memory_bytes=resident_bytes(),
             prompt_tokens=prompt_tokens,
             others=0.0 if use is None else use.others,
+            switches=switches,
         )
 
     def _prompt_s(self, n: int, slot: int = 0) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -22,7 +23,7 @@ from umaserve.remote.values import Codec, Coder, Malformed, Tail
 from umaserve.serving.ticks import Allowance, Capacity, Chunk, Engine, Listing, Prepared, Sampler, Tick, TickResult
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import Samples, Voice
-from umaserve.system.threads import DISK_NICE, LOADING_NICE, MEDIA_NICE, be_nice
+from umaserve.system.threads import DISK_NICE, LOADING_NICE, MEDIA_NICE, be_called, be_nice
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +192,7 @@ class Lent:
 
 
 class Server:
-    """Serves the daemon's threads, each by a thread of its own."""
+    """Serves the daemon's threads, each by a thread of its own, which is named after its first call."""
 
     def __init__(self, load: LoadEngine) -> None:
         self.lent = lent = Lent()
@@ -203,12 +204,24 @@ class Server:
         )
 
     def serve(self, channel: Channel) -> None:
-        """Until the daemon is gone."""
+        """Serve until the daemon is gone."""
         try:
+            self._begin(channel)
             while True:
                 self._do(channel, channel.receive())
         except Lost:
             return
+
+    def load(self, channel: Channel) -> None:
+        """Serve the first call, which loads the model, and no other: the thread is to end then (ARCHITECTURE.md,
+        Threads)."""
+        with contextlib.suppress(Lost):
+            self._begin(channel)
+
+    def _begin(self, channel: Channel) -> None:
+        frame = channel.receive()
+        be_called(str(frame.head[1]))
+        self._do(channel, frame)
 
     def _do(self, channel: Channel, frame: Frame) -> None:
         kind, name, written, freed = frame.head

@@ -1,4 +1,12 @@
-"""Predicts how long a tick will take, from the ticks that ran."""
+"""Predicts how long a tick will take, from the ticks that ran.
+
+A model starts from what its ticks took when it ran last, if that is known, else from a guess. The first ``FIRST`` ticks
+find how fast the box is now, a factor on all of the start: the lower median of their durations, each divided by what
+the start predicts. So a guess that is ten times too high or too low is corrected by the first tick, which counts fully.
+What is known has a vote of its own, so that one tick which reads weights from a disk changes nothing; where the box was
+busier or quicker at the last run than it is now, two ticks correct that. What the parts of a tick take is learned from
+the first one on where it was guessed, else after those: so few would only show their noise.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +31,19 @@ _PRIOR_WEIGHTS = (1e-4, 1e-3, 1e-3, 0.01, 1e-3)
 """Attention's is large: cached positions grow with all other costs, and would otherwise be blamed for them. That of a
 decode itself is small: one stream's ticks don't tell it from their row, and most of their time is reading weights."""
 
+FIRST = 5
+"""Ticks that find the factor on the start."""
+TRUST = 30
+"""How many times as much as a guess the proportions of what is known count: a few noisy ticks don't change them."""
+
 CORRECTING = 0.4
 MAX_WRONG = 2.0
 """The largest factor of the correction, and the largest error of one tick that it learns from."""
 LATE_SHARE, MARGIN_STEP, MAX_MARGIN = 0.05, 0.1, 1.5
 """The share of ticks that may take longer than predicted; how fast the margin for that adapts, and its limit."""
+
+MAX_S = 3600.0
+"""No coefficient of a cost that makes sense is larger."""
 
 _DIVIDE_S = 0.1
 _DIVIDE_LEARNED = 0.5
@@ -73,6 +89,11 @@ class Cost:
     def coefficients(self) -> tuple[float, ...]:
         return self.fixed_s, self.decode_row_s, self.prefill_row_s, self.attention_s, self.several_s
 
+    @property
+    def makes_sense(self) -> bool:
+        """Whether it may have been learned from ticks."""
+        return all(0 <= value <= MAX_S for value in self.coefficients) and self.prefill_row_s > 0
+
     def prefill_rows_within(self, seconds: float, cached: int) -> int:
         """The most prefill rows that take ``seconds``, without what their decode takes besides its rows; may be 0."""
         row_s = self.prefill_row_s + self.attention_s * cached / 1000
@@ -82,20 +103,36 @@ class Cost:
 class CostModel:
     """Recursive least squares with forgetting and a weak prior; negative coefficients make no sense and are cut."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Cost | None = None) -> None:
+        """``known``: what was learned of this model before."""
+        self._known = known
+        self._start = self._prior = known or Cost()
+        self._ratios = [] if known is None else [1.0]
+        """Durations of the first ticks, divided by what the start predicts."""
+        self._trusted = 1 if known is None else FIRST
+        """Ticks after which more than the factor is learned."""
+        self._prior_weights = np.array(_PRIOR_WEIGHTS) * (1 if known is None else TRUST)
         self._xx = np.zeros((5, 5))
         self._xy = np.zeros(5)
-        self.cost = Cost()
+        self.cost = self._prior
         """The estimate from the ticks so far; of ticks without prefill, the last ones may be missing."""
         self._correction = 1.0
         self._margin = 1.1
         self._new: list[tuple[float, ...]] = []
         self._ticks = 0
 
+    @property
+    def learned(self) -> Cost | None:
+        """What another one may start from; ``None`` where next to nothing is known."""
+        return self._known if self._ticks < FIRST else self.cost
+
     def observe(self, decode_rows: int, prefill_rows: int, cached: int, seconds: float, decodes: int = 1) -> None:
         """Learn from one tick: rows of both kinds, cached positions that each attends to, wall seconds, decodes."""
         rows = decode_rows + prefill_rows
-        if prefill_rows:
+        if self._ticks < FIRST:
+            predicted = self._start.seconds(decode_rows, prefill_rows, cached, decodes)
+            self._find_factor(max(seconds, MIN_TICK_S) / max(predicted, MIN_TICK_S))
+        if prefill_rows and self._ticks >= self._trusted:
             foreseen = self.cautious.seconds(decode_rows, prefill_rows, cached, decodes)
             self._correct(seconds / max(foreseen, MIN_TICK_S))
         # Collected, since learning from many at once takes hardly longer than from one.
@@ -103,6 +140,8 @@ class CostModel:
         features = (decodes, decode_rows, prefill_rows, rows * cached / 1000, several)
         self._new.append((*features, max(seconds, MIN_TICK_S)))
         self._ticks += 1
+        if self._ticks < self._trusted:
+            return
         if prefill_rows or self._ticks <= MAX_NEW or len(self._new) >= MAX_NEW:
             self._fold()
             self.cost = self._solved()
@@ -120,11 +159,20 @@ class CostModel:
         self._margin *= 1 + MARGIN_STEP * ((1 - LATE_SHARE) if late > 1 else -LATE_SHARE)
         self._margin = min(max(self._margin, 1.0), MAX_MARGIN)
 
+    def _find_factor(self, ratio: float) -> None:
+        self._ratios.append(ratio)
+        self._prior = self._start.times(sorted(self._ratios)[(len(self._ratios) - 1) // 2])
+        if self._ticks < self._trusted:
+            self.cost = self._prior
+
     def _fold(self) -> None:
         observed = np.array(self._new)
         self._new.clear()
         x, seconds = observed[:, :5], observed[:, 5]
         predicted = x @ np.array(self.cost.coefficients)
+        if self._ticks == self._trusted:
+            # An exception among the first would count for long.
+            seconds = np.where(seconds > MAX_WRONG * predicted, np.maximum(predicted, MIN_TICK_S), seconds)
         # Errors are relative, or a long prefill would outweigh the short ticks; and relative to the prediction, since
         # relative to the time itself, slow ticks would weigh less, and a noisy box would seem faster than it is.
         scale = np.clip(predicted, seconds / 10, seconds * 10)
@@ -135,10 +183,12 @@ class CostModel:
         self._xy = FORGETTING ** len(x) * self._xy + weighted @ (seconds / scale)
 
     def _solved(self) -> Cost:
-        prior = np.array(_PRIOR_S)
-        # Until several streams or draft tokens show what a further row costs, it is taken to cost what a prompt's does.
-        prior[1] = self.cost.prefill_row_s
-        ridge = np.array(_PRIOR_WEIGHTS) * (np.diag(self._xx) + 1e-9)
+        prior = np.array(self._prior.coefficients)
+        if self._known is None:
+            # Until several streams or draft tokens show what a further row costs, it is taken to cost what a prompt's
+            # does.
+            prior[1] = self.cost.prefill_row_s
+        ridge = self._prior_weights * (np.diag(self._xx) + 1e-9)
         theta = np.linalg.solve(self._xx + np.diag(ridge), self._xy + ridge * prior)
         fixed, decode, prefill, attention, several = (max(0.0, float(value)) for value in theta)
         return Cost(fixed, decode, max(prefill, 1e-7), attention, several)

@@ -46,15 +46,17 @@ OTHERS_CORES = 0.3
 
 class ThreadGovernor:
     """Chooses between 1 and ``limit`` threads. ``core_use`` returns the recent use of the box's cores,
-    ``None`` if unknown. Times are in seconds."""
+    ``None`` if unknown. ``known``: as in ``CostModel``, with all threads. Times are in seconds."""
 
-    def __init__(self, limit: int, now: float, core_use: Callable[[], CoreUse | None]) -> None:
+    def __init__(
+        self, limit: int, now: float, core_use: Callable[[], CoreUse | None], known: Cost | None = None
+    ) -> None:
         self.threads = limit
         self.reason = "all"
         self._max_threads = limit
         self._core_use = core_use
-        self._model = CostModel()
-        self._reference = Cost()
+        self._model = CostModel(known)
+        self._reference = self._model.cost
         """Of a tick with all threads, updated at least every ``SOLVED_EVERY`` ticks."""
         self._ticks = 0
         self._computed_s = 0.0
@@ -71,6 +73,11 @@ class ThreadGovernor:
         if self.threads == self._max_threads or not self._late[self.threads]:
             return self._model.cautious
         return self._reference.times(self._slowness(self.threads))
+
+    @property
+    def learned(self) -> Cost | None:
+        """As in ``CostModel``, with all threads."""
+        return self._model.learned
 
     def observe(
         self,

@@ -12,10 +12,10 @@ The rules, and why:
    share of the time that they need, from ``MIN_SHARE`` to ``MAX_SHARE``. Once a prompt has missed its deadline, prefill
    gets ``MIN_SHARE`` in any case; otherwise streams that barely keep their target would keep all prompts waiting.
 4. Without streams, a tick is limited by ``IDLE_TICK_S`` only, so that cancels and new requests are seen soon. It has
-   whole tiles of ``WIDE_ROWS`` rows: a prompt token in 32 takes 1.4 times, in 64 1.1 times, as long as one in 128;
-   behind 300 others one in 32 takes 2.4 times as long as one in 64. If there is only one prompt, the last token of a
-   wide batch has its own tick, as it has when the prompt is repeated: a wide batch rounds differently, and equal
-   requests on an idle daemon are to get equal answers.
+   whole tiles of ``WIDE_ROWS`` rows, and one at least, whatever that takes: a prompt token in 32 takes 1.4 times, in 64
+   1.1 times, as long as one in 128; behind 300 others one in 32 takes 2.4 times as long as one in 64. If there is only
+   one prompt, the last token of a wide batch has its own tick, as it has when the prompt is repeated: a wide batch
+   rounds differently, and equal requests on an idle daemon are to get equal answers.
 5. Prompts are ordered by class; within a class, preempted streams go first, since their clients wait in the middle of
    an answer; then by deadline. Prompts that have missed their deadline go behind those that can still keep it;
    otherwise an overloaded daemon would serve everybody late. No deadline is later than ``AGING_S`` after arrival. A
@@ -207,7 +207,7 @@ def _prefill_rows(snapshot: Snapshot, prompts: Sequence[Prompt], decode_rows: in
     if decodes == 1 and decode_rows <= 1:
         left -= cost.several_s
     rows = cost.prefill_rows_within(left, prompts[0].computed if snapshot.prompts_apart and prompts else cached)
-    if not beside and rows >= WIDE_ROWS // 2:
+    if not beside:
         rows = max(1, round(rows / WIDE_ROWS)) * WIDE_ROWS
     # Where streams leave hardly the time for another decode, a prompt gets enough for its price, if that doesn't double
     # the tick: a few streams with a short target keep it.

@@ -12,6 +12,7 @@ from umaserve.metrics import ServingMetrics
 from umaserve.outputs import Started, Token, Waiting
 from umaserve.serving.caller import Caller
 from umaserve.serving.content_filter import ContentFilter
+from umaserve.serving.cost_model import Cost
 from umaserve.serving.disk_cache import DiskCache
 from umaserve.serving.encoding import Encoding
 from umaserve.serving.governor import ThreadGovernor
@@ -60,11 +61,12 @@ class Scheduler:
         shared_prefixes: bool = False,
         draft_tokens: bool = True,
         suspects: Iterable[Session] = (),
+        known_cost: Cost | None = None,
     ) -> None:
         """``spent`` is called for each delivered token, with its caller, a count and the time. ``disk``: the thread
         for it. ``neighbours``: of all schedulers on ``compute``. ``shared_prefixes``: tenants may reuse each other's
         cached prefixes. ``draft_tokens``: whether to use draft tokens. ``suspects``: the sessions that an engine before
-        this one may have crashed on."""
+        this one may have crashed on. ``known_cost``: ``learned_cost`` of a scheduler before this one."""
         self.metrics = metrics or ServingMetrics()
         self._spent = spent
         self._sessions = sessions
@@ -87,7 +89,7 @@ class Scheduler:
             for worker in (preparing, preparing_media)
         )
         self._encoding = Encoding(sessions, engine, compute, self.metrics, clock)
-        self._governor = ThreadGovernor(engine.capacity.threads, clock(), core_use)
+        self._governor = ThreadGovernor(engine.capacity.threads, clock(), core_use, known_cost)
         self._slots = slots = Slots(engine.capacity)
         self._disk: DiskCache | None = None
         if disk is not None and engine.capacity.keeps:
@@ -266,6 +268,11 @@ class Scheduler:
     @property
     def tokens_generated(self) -> int:
         return self._results.tokens_generated
+
+    @property
+    def learned_cost(self) -> Cost | None:
+        """What its ticks take with all threads; ``None`` where next to nothing is known."""
+        return self._governor.learned
 
     @property
     def trying(self) -> bool:

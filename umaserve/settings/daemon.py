@@ -28,6 +28,8 @@ from umaserve.settings.kinds import (
 )
 from umaserve.settings.sources import Conflict, Settings, both_or_neither, printable, setting
 
+KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -237,10 +239,11 @@ class Config:
     )
     weights: str = setting(
         "fast",
-        choice("fast", "as-is", "converted"),
+        choice("fast", "as-is", "converted", "mapped"),
         "engine",
-        "fast: if the weights have a format that this processor computes slowly, convert a copy to Q8_0 at the first "
-        "start, and load it if it proves faster; as-is: never; converted: load such a copy without measuring",
+        "fast: measure at the first start whether this processor computes them faster from a copy converted to Q8_0 "
+        "(Q4_1, Q5_1) or not repacked (K-quants), and load what proves faster; as-is: the file, as llama.cpp does by "
+        "default; converted: load such a copy without measuring; mapped: do not repack",
     )
     weights_cache: str = setting(
         "",
@@ -276,9 +279,15 @@ class Config:
     flash_attn: str = setting("auto", choice("auto", "on", "off"), "engine", "flash attention")
     kv_type: str = setting(
         "f16",
-        choice("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"),
+        choice(*KV_TYPES),
         "engine",
         "type of the KV cells; the q types take less memory and need flash attention",
+    )
+    kv_type_k: str = setting(
+        "", choice(*KV_TYPES, or_empty=True), "engine", "type of their K, where it is another; empty: as kv_type"
+    )
+    kv_type_v: str = setting(
+        "", choice(*KV_TYPES, or_empty=True), "engine", "type of their V, where it is another; empty: as kv_type"
     )
     rpc: tuple[str, ...] = setting(
         (), addresses(), "engine", "RPC servers of llama.cpp, HOST:PORT each, that hold a part of the model"
@@ -350,6 +359,11 @@ class Config:
         "OpenTelemetry collector for traces of requests (OTLP over HTTP), such as http://127.0.0.1:4318; empty: none",
     )
 
+    @property
+    def kv_types(self) -> tuple[str, str]:
+        """The types of the KV cells' K and V."""
+        return self.kv_type_k or self.kv_type, self.kv_type_v or self.kv_type
+
     def __post_init__(self) -> None:
         if self.n_ubatch > self.n_batch:
             found = f"n_ubatch ({self.n_ubatch}) is above n_batch ({self.n_batch})"
@@ -364,10 +378,12 @@ class Config:
             found = f"max_prompt_bytes ({prompt}) is above max_frame_bytes ({frame})"
             advice = "lower max_prompt_bytes or raise max_frame_bytes"
             raise Conflict(f"{found}: {advice}", "max_prompt_bytes", "max_frame_bytes")
-        if self.kv_type.startswith("q") and self.flash_attn == "off":
-            found = f'kv_type "{self.kv_type}" is quantized and flash_attn is "off"'
-            advice = 'set flash_attn to "auto" or "on", or kv_type to "f16", "bf16" or "f32"'
-            raise Conflict(f"{found}: {advice}", "kv_type", "flash_attn")
+        # llama.cpp needs it for V only.
+        if self.kv_types[1].startswith("q") and self.flash_attn == "off":
+            key = "kv_type_v" if self.kv_type_v else "kv_type"
+            found = f'{key} "{self.kv_types[1]}" is quantized and flash_attn is "off"'
+            advice = f'set flash_attn to "auto" or "on", or {key} to "f16", "bf16" or "f32"'
+            raise Conflict(f"{found}: {advice}", key, "flash_attn")
         if self.kv_cache and not self.host_cache_bytes:
             found = "kv_cache is set and host_cache_bytes is 0"
             advice = "raise host_cache_bytes, since all goes through host memory, or remove kv_cache"

@@ -50,9 +50,9 @@ def path(*, or_empty: bool = False) -> Kind[str]:
     return Kind("PATH", "a path in UTF-8" + ("" if or_empty else ", not empty"), check, render=quoted)
 
 
-def choice(*choices: str) -> Kind[str]:
+def choice(*choices: str, or_empty: bool = False) -> Kind[str]:
     def check(value: object) -> str:
-        if value not in choices:
+        if value not in choices and not (or_empty and value == ""):
             raise ValueError
         return str(value)
 

@@ -24,8 +24,9 @@ VOICE = ("tts_model", "tts_mmproj")
 """The default model's engine speaks for all."""
 PER_MODEL = (
     *OWN,
-    *("n_ctx", "parallel", "n_batch", "n_ubatch", "threads", "threads_batch", "n_gpu_layers", "flash_attn", "kv_type"),
-    *("rpc", "speculation", "pooling", "weights", "reasoning_budget", "host_cache_bytes", "media_cache_bytes"),
+    *("n_ctx", "parallel", "n_batch", "n_ubatch", "threads", "threads_batch", "n_gpu_layers", "flash_attn"),
+    *("kv_type", "kv_type_k", "kv_type_v", "rpc", "speculation", "pooling", "weights"),
+    *("reasoning_budget", "host_cache_bytes", "media_cache_bytes"),
 )
 """The settings of the daemon that a model's table may have."""
 OTHER_NAMES = {"draft": "draft_model"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import logging
 import socket
@@ -24,6 +25,15 @@ def user_of(sock: socket.socket) -> int:
     else:
         uid = _XUCRED.unpack(sock.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED.size))[1]
     return uid
+
+
+def process_of(sock: socket.socket) -> int:
+    """The id of the process at the other end, which was there when the socket was made (unix(7), SO_PEERCRED). Raises
+    OSError where the kernel doesn't tell."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        raise OSError(errno.ENOTSUP, "this system doesn't tell the process at the other end of a socket")
+    pid: int = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
+    return pid
 
 
 def peer_name(sock: socket.socket) -> str:

@@ -9,6 +9,8 @@ import socket
 from pathlib import Path
 from typing import NamedTuple
 
+from umaserve.system.peers import process_of
+
 PROC = Path("/proc")
 
 _LISTENS = "0A"
@@ -58,6 +60,14 @@ def answers(path: str) -> bool:
         except ConnectionRefusedError:
             return False
     return True
+
+
+def listener(path: str) -> int:
+    """The id of the process that listens on the Unix socket at ``path``: a service manager's, where that does. Raises
+    OSError as ``answers``, and where the kernel doesn't tell."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(path)
+        return process_of(probe)
 
 
 def _inodes(table: Path, port: int) -> list[str]:

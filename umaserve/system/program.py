@@ -12,9 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import BinaryIO
 
 from umaserve.system import child
+
+PROC = Path("/proc")
 
 _FILE = "umaserve-program"
 _POLL_S = 0.1
@@ -80,6 +83,13 @@ def start(
         start_new_session=True,
         pass_fds=pass_fds,
     )
+
+
+def running(module: str, parent: int, proc: Path = PROC) -> list[int]:
+    """The ids of the processes that run ``module`` and that ``parent`` has started by ``start`` (proc(5), children).
+    Raises ``OSError`` where they can't be read."""
+    children = [int(pid) for pid in (proc / f"{parent}/task/{parent}/children").read_text().split()]
+    return [pid for pid in children if module.encode() in (proc / f"{pid}/cmdline").read_bytes().split(b"\0")]
 
 
 def begin(*, nice: int = 0) -> None:

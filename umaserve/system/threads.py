@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import queue
+import resource
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from umaserve.system import macos
@@ -40,6 +43,10 @@ MEDIA_NICE = 10
 LOADING_NICE = 19
 """The niceness of a thread that loads a model while others run. What it starts inherits it: nothing that a stream will
 wait for may be among that, since only root lowers a niceness again."""
+
+PROC = Path("/proc")
+
+_PR_SET_NAME = 15
 
 MAX_HANDOVER_S = 0.001
 """How long the loop waits until an urgent thread has begun, which takes it some 50 us unless the box is busy."""
@@ -120,6 +127,7 @@ class JobThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        be_called(self.name)
         if self._nice:
             be_nice(self._nice)
         while (item := self._jobs.get() or self._next_lengthy()) is not None:
@@ -156,6 +164,14 @@ class JobThread:
         self._wake()
 
 
+def be_called(name: str) -> None:
+    """Name the calling thread for those who look at the process (top -H); the threads that it starts inherit the name.
+    Only its first 15 bytes count. Elsewhere than on Linux it stays as it is."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_NAME, name.encode())
+
+
 def be_nice(nice: int) -> None:
     """Give the calling thread this niceness; on macOS, where threads have none, a lower class."""
     if macos.HERE:
@@ -171,6 +187,27 @@ def make_nice(thread: int, nice: int) -> None:
     if not macos.HERE:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread, nice)
+
+
+def own_switches() -> int:
+    """Voluntary context switches of this process so far (getrusage(2)): how often its threads have waited in the
+    kernel."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+
+
+def switches_of(pid: int, proc: Path = PROC) -> int:
+    """The same of the threads that another process has now (proc(5), status). Raises ``OSError`` where they can't be
+    read."""
+    return sum(_switches(task / "status") for task in (proc / str(pid) / "task").iterdir())
+
+
+def _switches(status: Path) -> int:
+    try:
+        lines = status.read_text().splitlines()
+    except ProcessLookupError:
+        return 0  # The thread has ended.
+    (count,) = [line.partition(":")[2] for line in lines if line.startswith("voluntary_ctxt_switches")]
+    return int(count)
 
 
 class ThreadWatch:

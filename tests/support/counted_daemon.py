@@ -1,0 +1,226 @@
+"""A daemon that counts its work while it streams. All of it is real but the engine behind its sockets.
+
+``counted_daemon.py FOLDER STREAMS`` prints what one tick takes, as JSON: ``Work``. A tick ends when this program
+says so, and the loop then turns once; its clock stands still meanwhile, so that nothing else is due.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from clock import Clock
+from frames import uds_frame
+from remote_engine import serving
+from standin import StandInEngine
+from work_counter import CallCounter, Calls, TappedSocket, count_threads, frame_sizes, mean
+
+from umaserve.daemon import server
+from umaserve.net.loop import Loop
+from umaserve.remote.channel import Channel
+from umaserve.remote.client import RemoteEngine
+from umaserve.remote.process import THREADS
+from umaserve.serving.ticks import Allowance, Outcome, Tick, TickResult
+from umaserve.settings.daemon import Config
+from umaserve.settings.models import Catalogue, ModelSpec
+
+TICKS = 256
+"""What is due now and then takes part with its share: metrics are folded after 256 values, the costs of a tick solved
+after 16."""
+TICK_S = 0.001
+STREAMS = 16
+CELLS = 512
+"""For each stream."""
+PROMPT = "A prompt of some words"
+FIRST = 500
+"""The first token of an answer: so all have three digits."""
+
+
+class Work(NamedTuple):
+    """What one tick takes."""
+
+    loop: Calls
+    """Of the loop's thread, from a tick's end to the next one, with the tokens' delivery."""
+    compute: Calls
+    """Of the thread that calls the engine."""
+    calls: float
+    """Frames to the engine."""
+    answers: float
+    """Frames from the engine."""
+    call_bytes: float
+    answer_bytes: float
+    client_bytes: float
+    """What each client gets."""
+
+
+class CountingEngine(StandInEngine):
+    """Says numbers, so that no draft tokens come of repetition, with the capacity of the default model on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            slots=STREAMS,
+            cells=STREAMS * CELLS,
+            batch_tokens=512,
+            sequence_tokens=CELLS,
+            sequences=3 * STREAMS,
+            cached_cells=1,
+            host_bytes=1 << 20,
+            parts=STREAMS,
+        )
+        self.capacity = replace(self.capacity, prompts_apart=True)
+        self.pieces = [b" %d" % token for token in range(FIRST + CELLS)]
+        self.gated = False
+        self.begun, self.may_end = threading.Semaphore(0), threading.Semaphore(0)
+        """Of each tick, while they are ``gated``."""
+
+    def run(self, tick: Tick) -> TickResult:
+        if self.gated:
+            self.begun.release()
+            self.may_end.acquire()
+        tokens = [() if run.sampler is None else (FIRST + run.start + len(run.tokens),) for run in tick.runs]
+        return TickResult(Outcome.DONE, tokens, TICK_S * bool(tick.runs))
+
+
+class Handle:
+    """Implements ``daemon.engine_place.EngineHandle``: the engine is in this process, behind its sockets as ever."""
+
+    life = None
+    pid = os.getpid()
+
+    def __init__(self, engine: CountingEngine) -> None:
+        self._engine = engine
+        self.ends: list[TappedSocket] = []
+        """The engine's."""
+
+    def load(self, config: Config, allowance: Allowance, progress: Callable[[float], bool]) -> RemoteEngine:
+        served, channels = serving(self._engine), []
+        for _ in range(THREADS):
+            ours, theirs = socket.socketpair()
+            channels.append(Channel(ours))
+            self.ends.append(TappedSocket(theirs))
+            threading.Thread(target=served.serve, args=(Channel(self.ends[-1]),), daemon=True).start()
+        return RemoteEngine(channels, config, None, allowance, progress)
+
+    def close(self) -> None:
+        """It ends with this process."""
+
+
+class Client:
+    """One request, and its bytes as they come."""
+
+    def __init__(self, path: str, number: int) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(path)
+        # More tokens than are counted.
+        self._socket.sendall(uds_frame({"id": "r", "prompt": f"{number:02} {PROMPT}", "max_tokens": CELLS}))
+        self._socket.setblocking(False)
+        self.bytes = self.tokens = 0
+
+    def read(self) -> None:
+        try:
+            data = self._socket.recv(1 << 16)
+        except BlockingIOError:
+            return
+        self.bytes += len(data)
+        self.tokens += data.count(b'"event":"token"')
+
+
+class CountedDaemon:
+    """Turns the daemon's loop once for each tick that it lets end."""
+
+    def __init__(self, folder: str, streams: int) -> None:
+        self._engine = CountingEngine()
+        self._handle = Handle(self._engine)
+        self._clock = Clock()
+        self._loop_calls = CallCounter(Loop.turn.__code__)
+        self._compute_calls = CallCounter(RemoteEngine.run.__code__)
+        path = os.path.join(folder, "uma.sock")
+        self._open = functools.partial(Client, path)
+        self._streams = streams
+        config = Config(socket=path, memory_reserve=0, threads=1)
+        count_threads({"compute": self._compute_calls})
+        # The loop's threads and timers are made with its clock.
+        server.Loop = functools.partial(Loop, self._clock)
+        self._server = server.Server(Catalogue(ModelSpec("stand-in", config)), lambda _spec: self._handle)
+        threading.setprofile(None)
+
+    def run(self) -> None:
+        """As ``Server.run``, but for the turns of the loop."""
+        self._server._loop.run = self._turns
+        self._server.run()
+
+    def _turn(self) -> None:
+        self._clock.now += TICK_S
+        self._server._loop.turn()
+
+    def _turns(self) -> None:
+        while self._server._models.default.loaded is None:
+            self._turn()
+        clients = [self._open(number) for number in range(self._streams)]
+        while min(client.tokens for client in clients) < 5:
+            self._turn()
+            for client in clients:
+                client.read()
+        self._await_gate(clients)
+        print(json.dumps(self._counted(clients)))
+        sys.stdout.flush()
+        os._exit(0)
+
+    def _await_gate(self, clients: list[Client]) -> None:
+        """Until a tick waits for this program, and all tokens before it are with their clients."""
+        self._engine.gated = True
+        self._engine.begun.acquire()
+        for _ in range(3):
+            self._server._loop.call_soon(lambda: None)
+            self._turn()
+        for client in clients:
+            client.read()
+
+    def _counted(self, clients: list[Client]) -> Work:
+        ends = self._handle.ends
+        for client in clients:
+            client.bytes = client.tokens = 0
+        for end in ends:
+            end.sent.clear()
+            end.received.clear()
+        for tick in range(1, TICKS + 1):
+            self._engine.may_end.release()
+            while min(client.tokens for client in clients) < tick:
+                sys.setprofile(self._loop_calls)
+                self._turn()
+                sys.setprofile(None)
+                for client in clients:
+                    client.read()
+            self._engine.begun.acquire()
+        assert {client.tokens for client in clients} == {TICKS}, "one token a tick"
+        return self._work(clients)
+
+    def _work(self, clients: list[Client]) -> Work:
+        calls = frame_sizes(end.received for end in self._handle.ends)
+        answers = frame_sizes(end.sent for end in self._handle.ends)
+        sys.setprofile(self._loop_calls)
+        self._turn()
+        sys.setprofile(None)
+        _, *turns = self._loop_calls.rounds
+        assert len(turns) >= TICKS
+        return Work(
+            mean(turns),
+            mean(self._compute_calls.rounds[-TICKS:]),
+            len(calls) / TICKS,
+            len(answers) / TICKS,
+            sum(calls) / TICKS,
+            sum(answers) / TICKS,
+            sum(client.bytes for client in clients) / TICKS / len(clients),
+        )
+
+
+if __name__ == "__main__":
+    folder, streams = sys.argv[1:]
+    CountedDaemon(folder, int(streams)).run()
