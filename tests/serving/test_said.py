@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umaserve.serving.said import MAX_MATCH, MAX_TRIED, Said
+from umaserve.serving.said import MAX_MATCH, MAX_TRIED, SaidTokens
 from umaserve.serving.speculation import NGRAM
 
 TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=40), max_size=4)
@@ -23,7 +23,7 @@ def _matched(said: list[int], position: int, text: list[int]) -> int:
 def test_the_longest_of_the_latest_occurrences_is_found(
     texts: list[list[int]], text: list[int], capacity: int, most: int
 ) -> None:
-    index = Said(capacity)
+    index = SaidTokens(capacity)
     whole: list[int] = []
     for one in texts:
         for token in one:
@@ -49,7 +49,7 @@ def test_the_longest_of_the_latest_occurrences_is_found(
 
 
 def test_what_is_overwritten_is_not_found() -> None:
-    index = Said(16)
+    index = SaidTokens(16)
     for token in [*range(1, 6), *range(10, 30)]:
         index.append(token)
     assert index.longest([1, 2, 3]) == (0, 0)

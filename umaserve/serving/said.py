@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from umaserve.serving.speculation import NGRAM, TOKEN_BITS
 
+MIN_MATCH = 6
+"""Tokens that have to be the same before drafts are made: fewer are so by chance, as all that a tenant has said is
+long."""
 MAX_MATCH = 32
 """Tokens that are compared: a longer match is no better a reason for drafts."""
 MAX_TRIED = 16
@@ -16,7 +19,7 @@ _SPREAD = 0x9E3779B97F4A7C15
 """Knuth's multiplicative hash: 2**64 by the golden ratio."""
 
 
-class Said:
+class SaidTokens:
     """A ring of tokens with hash chains of its n-grams, as LZ77 coders keep them: 16 bytes a token of ``capacity``.
 
     ``capacity``: tokens, a power of two.
@@ -36,6 +39,7 @@ class Said:
         """Tokens ever appended. Positions count from the first of them."""
 
     def append(self, token: int) -> None:
+        """Add a token, or a negative id, which matches nothing that is looked up and is never a draft token."""
         tokens, mask, end = self._tokens, self._mask, self._end
         tokens[end & mask] = token
         self._end = end = end + 1
@@ -80,6 +84,13 @@ class Said:
             position -= back
         return best, found
 
+    def draft_tokens(self, text: Sequence[int], limit: int) -> Sequence[int]:
+        """At most ``limit`` tokens that followed the longest match of ``text``'s end, if that is long enough."""
+        if len(text) < MIN_MATCH:
+            return ()
+        length, position = self.longest(text)
+        return self.after(position, limit) if length >= MIN_MATCH else ()
+
     def after(self, position: int, limit: int) -> list[int]:
         """At most ``limit`` tokens from ``position`` on, of the same text; none where they are overwritten."""
         if position < self._end - self._mask - 1:
@@ -87,7 +98,7 @@ class Said:
         found: list[int] = []
         for at in range(position, min(position + limit, self._end)):
             token = self._tokens[at & self._mask]
-            if token == _BORDER:
+            if token < 0:
                 break
             found.append(token)
         return found
