@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umaserve.serving.said import MAX_MATCH, MAX_TRIED, SaidTokens
+from umaserve.serving.said import MAX_MATCH, MAX_TRIED, MIN_MATCH, SaidTokens
 from umaserve.serving.speculation import NGRAM
 
 TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=40), max_size=4)
@@ -55,3 +55,13 @@ def test_what_is_overwritten_is_not_found() -> None:
     assert index.longest([1, 2, 3]) == (0, 0)
     assert index.after(3, 2) == []
     assert index.after(index.longest([20, 21, 22])[1], 2) == [23, 24]
+
+
+def test_short_matches_and_negative_ids_make_no_drafts() -> None:
+    index = SaidTokens(64)
+    for token in [*range(1, MIN_MATCH + 1), 50, -7, 51]:
+        index.append(token)
+    text = list(range(1, MIN_MATCH + 1))
+    assert index.draft_tokens(text, 4) == [50]
+    assert index.draft_tokens([99, *text[1:]], 4) == ()
+    assert index.draft_tokens(text[1:], 4) == ()

@@ -61,9 +61,11 @@ class SaidTokens:
         """
         if len(text) < NGRAM:
             return 0, 0
+        position = self._latest[self._hash(text[-3], text[-2], text[-1])]
+        if not position:
+            return 0, 0
         tokens, mask = self._tokens, self._mask
         most = min(len(text), MAX_MATCH)
-        position = self._latest[self._hash(text[-3], text[-2], text[-1])]
         oldest = max(0, self._end - mask - 1)
         best = found = 0
         for _ in range(MAX_TRIED):
