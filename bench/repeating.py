@@ -19,8 +19,8 @@ TOKENS = 100
 NEW, AGAIN = "another answer", "the same answer again"
 _NOTES = f"""\
 Greedy completions of {TOKENS} tokens, whose short prompts do not hold the answer, one after another at one daemon.
-Tokens/s: after the first token, with drafts from earlier answers. Ratios: to the same request with `cache_prompt` false,
-which has drafts from its own text only. The median of the prompts, with the smallest and the largest in brackets.
+Tokens/s: after the first token, with drafts from earlier answers. Ratios: to the same request with `cache_prompt`
+false, which drafts from its own text only. The median of the prompts, with the smallest and the largest in brackets.
 """
 
 

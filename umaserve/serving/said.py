@@ -39,7 +39,6 @@ class SaidTokens:
         """Tokens ever appended. Positions count from the first of them."""
 
     def append(self, token: int) -> None:
-        """Add a token, or a negative id, which matches nothing that is looked up and is never a draft token."""
         tokens, mask, end = self._tokens, self._mask, self._end
         tokens[end & mask] = token
         self._end = end = end + 1
@@ -100,7 +99,7 @@ class SaidTokens:
         found: list[int] = []
         for at in range(position, min(position + limit, self._end)):
             token = self._tokens[at & self._mask]
-            if token < 0:
+            if token == _BORDER:
                 break
             found.append(token)
         return found

@@ -41,11 +41,14 @@ class TenantTexts:
         return said
 
     def ended(self, session: Session) -> None:
-        """Have the tokens of an ended request added. The prefix that it reused was said before, by another one."""
+        """Have the tokens of an ended request added that stand behind its media. The prefix that it reused was said before,
+        by another one."""
         if session.said is None or not session.generated or len(self._waiting) == MAX_WAITING:
             return
-        tokens = sequence(session)
-        begin = max(0, session.reused - OVERLAP, len(tokens) - MAX_OF_REQUEST)
+        prepared, tokens = session.prepared, sequence(session)
+        assert prepared is not None
+        text_from = prepared.spans[-1].end if prepared.spans else 0
+        begin = max(text_from, session.reused - OVERLAP, len(tokens) - MAX_OF_REQUEST)
         self._waiting.append((session.said, array("i", tokens[begin:])))
 
     @property
