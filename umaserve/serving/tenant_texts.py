@@ -41,8 +41,8 @@ class TenantTexts:
         return said
 
     def ended(self, session: Session) -> None:
-        """Have the tokens of an ended request added that stand behind its media. The prefix that it reused was said before,
-        by another one."""
+        """Have the tokens of an ended request added, from behind its media on. The prefix that it reused was said
+        before."""
         if session.said is None or not session.generated or len(self._waiting) == MAX_WAITING:
             return
         prepared, tokens = session.prepared, sequence(session)
@@ -70,7 +70,7 @@ class TenantTexts:
             self._added = 0
 
     def clear(self) -> None:
-        """Forget all; running requests still have what they look up."""
+        """Forget all; running requests still refer to what they look up."""
         self._by_scope.clear()
         self._waiting.clear()
         self._added = 0
