@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import itertools
 import math
 import os
@@ -26,7 +27,7 @@ from umaserve.engine import gguf
 from umaserve.engine.model import find
 from umaserve.errors import ConfigError, ModelError
 from umaserve.settings.daemon import SETTINGS
-from umaserve.system.cores import processor, usable_cores
+from umaserve.system.cores import instructions, processor, usable_cores
 
 WHOLE_S = 570.0
 """Of the measurements: the last pair of a cell may take longer than planned."""
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.record and options.quick:
         parser.error("--record: expected a whole run, got --quick")
-    kind = f"{processor() or 'unknown processor'}, {usable_cores()} cores"
+    kind = _kind()
     try:
         binary = llama_server.binary()
         model = SETTINGS.load({}, os.environ).config.model
@@ -94,6 +95,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         now = Record(kind, datetime.now(UTC).isoformat(timespec="seconds"), _commit(), figures)
         print(f"Recorded in {speed_record.write(options.results, now)}.")
     return int(bool(lines))
+
+
+def _kind() -> str:
+    """The kind of processor. A virtual machine may name several generations alike, which differ by their
+    instructions."""
+    digest = hashlib.sha256(" ".join(sorted(instructions())).encode()).hexdigest()[:8]
+    return f"{processor() or 'unknown processor'}, {usable_cores()} cores, instructions {digest}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,9 +12,9 @@ from umaserve.system import ports, program, threads
 TOKENS = 32
 TIMEOUT_S = 30.0
 """For the daemon to take the request, and between two tokens."""
-SLEEPING = 20.0
-"""Switches a token from which on barriers sleep. Threads that spin switch some 5 times: the daemon's calls are waited
-for. Where each barrier sleeps it is 80 or more for each thread."""
+SLEEPING = 50.0
+"""Switches a token, of all threads, from which on barriers sleep. Where they spin it is some 10 with one stream, and 25
+with sixteen: the daemon's calls are waited for. Where each barrier sleeps it is 80 or more for each thread."""
 
 
 def of_daemon(path: str) -> Iterator[Finding]:
