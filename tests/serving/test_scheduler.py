@@ -1496,51 +1496,6 @@ def test_a_stream_that_lost_its_place_with_guesses_left_counts_them_once() -> No
     assert client.text == client.expected
 
 
-def drafted(world: SchedulerWorld, caller: Caller, **fields: object) -> int:
-    """How many draft tokens a request had that says what others with its prompt have said."""
-    before = sum(per_tick(world))
-    client = world.arrive("say it", caller, max_tokens=60, **fields)
-    world.turn_until(lambda: client.end and not world.compute.jobs and not world.scheduler.eager)
-    assert client.text == client.expected
-    return sum(per_tick(world)) - before
-
-
-OTHER = Caller("uds", "uid:1001")
-
-
-def test_what_a_tenant_was_told_is_drafted_for_it_and_for_nobody_else() -> None:
-    world = guessing(**KEEPING)
-    assert drafted(world, ORIGIN) == 0
-    assert drafted(world, OTHER) == 0
-    assert drafted(world, ORIGIN) > 30
-    assert world.scheduler.metrics.draft_tokens_accepted > 30
-    world.finish()
-
-
-def test_tenants_that_share_prefixes_share_drafts() -> None:
-    world = guessing(shared_prefixes=True, **KEEPING)
-    assert drafted(world, ORIGIN) == 0
-    assert drafted(world, OTHER) > 30
-    world.finish()
-
-
-def test_drafts_come_from_no_request_without_cache_and_are_made_for_none() -> None:
-    world = guessing(**KEEPING)
-    assert drafted(world, ORIGIN, cache_prompt=False) == 0
-    assert drafted(world, ORIGIN) == 0
-    assert drafted(world, ORIGIN, cache_prompt=False) == 0
-    world.finish()
-
-
-def test_nothing_is_drafted_from_what_was_dropped_for_want_of_memory() -> None:
-    world = guessing(**KEEPING)
-    assert drafted(world, ORIGIN) == 0
-    world.scheduler.shed_caches()
-    assert drafted(world, ORIGIN) == 0
-    assert drafted(world, ORIGIN) > 30
-    world.finish()
-
-
 # All of it in any order.
 
 CLIENT = st.integers(0, 5)

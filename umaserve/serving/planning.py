@@ -19,7 +19,6 @@ from umaserve.serving.snapshot import Elsewhere, Held, Plan, Prompt, Snapshot, S
 from umaserve.serving.speculation import MAX_DRAFT_TOKENS
 from umaserve.serving.states import RUNNING, State
 from umaserve.serving.targets import Targets
-from umaserve.serving.tenant_texts import TenantTexts
 from umaserve.serving.ticks import (
     Adapters,
     Capacity,
@@ -54,7 +53,6 @@ class Planning:
         clock: Callable[[], float],
         metrics: ServingMetrics,
         neighbours: Neighbours,
-        texts: TenantTexts,
     ) -> None:
         self._slots = slots
         self._readiness = readiness
@@ -66,7 +64,6 @@ class Planning:
         self._targets = targets
         self._now = clock
         self._neighbours = neighbours
-        self._texts = texts
         self._last_adapters: Adapters = ()
         self._prefilled_at = -math.inf
         """When the latest tick with prompt tokens was planned."""
@@ -203,7 +200,6 @@ class Planning:
             if beside_streams and index and self._moving_s() > MAX_SAVING_S:
                 break
             self._promises.ended(session)
-            self._texts.ended(session)
             self._give_up(session)
 
     def _moving_s(self) -> float:
@@ -270,12 +266,7 @@ class Planning:
             left = prepared.max_tokens - len(session.generated) - 1
             limit = max(0, min(MAX_DRAFT_TOKENS, self._capacity.max_draft_tokens, left, spare))
             session.draft_tokens = session.repetition.draft_tokens(limit)
-            session.source = session.repetition.acceptance
-            if not session.draft_tokens and session.said is not None:
-                session.draft_tokens = session.said.draft_tokens(session.generated, limit)
-                if session.draft_tokens:
-                    session.source = session.from_said
-            draft_tokens, acceptance = len(session.draft_tokens), session.source.share
+            draft_tokens, acceptance = len(session.draft_tokens), session.repetition.acceptance.share
             if not draft_tokens and self._capacity.drafts and not prepared.spans:
                 draft_tokens, acceptance, drafts = limit, session.drafting.share, True
         return Stream(
@@ -348,10 +339,7 @@ class Planning:
     def _start(self, session: Session) -> None:
         assert session.request is not None
         cells = self._promises.to_start(session)
-        scope = self._readiness.scope(session)
-        if session.repetition is not None and session.request.cache_prompt:
-            session.said = self._texts.of(scope)
-        room = Room(cells, sequence(session), scope, session.request.cache_prompt)
+        room = Room(cells, sequence(session), self._readiness.scope(session), session.request.cache_prompt)
         self._slots.take(session, room)
         self.started.append(session)
 

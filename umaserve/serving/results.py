@@ -146,8 +146,8 @@ class Results:
         self._metrics.draft_tokens_accepted += right
         if drafted:
             session.drafting.observe(draft_tokens, right)
-        elif session.source is not None:
-            session.source.observe(draft_tokens, right)
+        elif session.repetition is not None:
+            session.repetition.acceptance.observe(draft_tokens, right)
 
     def _take(self, session: Session, token: int, logprobs: Logprobs | None, now: float) -> None:
         """Add a sampled token to the answer, and end the answer if it is the last."""

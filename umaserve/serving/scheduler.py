@@ -28,7 +28,6 @@ from umaserve.serving.slots import Slots
 from umaserve.serving.steering import Changes
 from umaserve.serving.submitted import Submitted
 from umaserve.serving.targets import Targets
-from umaserve.serving.tenant_texts import TenantTexts
 from umaserve.serving.ticks import Engine, JobQueue, Outcome, TickResult
 from umaserve.serving.trials import Trials
 from umaserve.serving.waiting import Why, held_by
@@ -96,17 +95,8 @@ class Scheduler:
         if disk is not None and engine.capacity.keeps:
             self._disk = DiskCache(engine, disk, slots, self.metrics, clock)
         self._readiness = Readiness(sessions, slots, self._disk, targets, clock, shared_prefixes=shared_prefixes)
-        self._texts = TenantTexts()
         self._planning = Planning(
-            sessions,
-            engine.capacity,
-            slots,
-            self._readiness,
-            targets,
-            clock,
-            self.metrics,
-            neighbours or Neighbours(),
-            self._texts,
+            sessions, engine.capacity, slots, self._readiness, targets, clock, self.metrics, neighbours or Neighbours()
         )
         self._results = Results(sessions, engine, self._planning, self.metrics, clock, shared_prefixes=shared_prefixes)
         self._changes = Changes(sessions, engine, self._planning)
@@ -126,7 +116,6 @@ class Scheduler:
                 self._begin(session)
         self._preparing.next()
         self._preparing_media.next()
-        self._texts.add_some()
         if self._disk is not None:
             if not self._submitted:
                 self._readiness.between_ticks()
@@ -202,10 +191,7 @@ class Scheduler:
         self._planning.leave()
 
     def shed_caches(self) -> None:
-        """Memory is short: drop cached prefixes and media, and what tenants have said."""
-        self._texts.clear()
-        for session in self._sessions.running():
-            session.said = None
+        """Memory is short: drop cached prefixes and media."""
         self._slots.forget_cached()
         self._compute.submit(self._engine.shed, lambda _result: None)
 
@@ -314,7 +300,7 @@ class Scheduler:
     @property
     def eager(self) -> bool:
         """Whether the next turn has work even without an event."""
-        return not self._submitted and (self._sessions.changing or self._texts.incomplete)
+        return not self._submitted and self._sessions.changing
 
     @property
     def idle(self) -> bool:

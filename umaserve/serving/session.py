@@ -14,8 +14,7 @@ from umaserve.serving.answer_text import AnswerText
 from umaserve.serving.begun import Begun
 from umaserve.serving.cache_miss import Difference
 from umaserve.serving.caller import Caller
-from umaserve.serving.said import SaidTokens
-from umaserve.serving.speculation import PRIOR_ELSEWHERE, Acceptance, Repetition
+from umaserve.serving.speculation import Acceptance, Repetition
 from umaserve.serving.states import RUNNING, State
 from umaserve.serving.ticks import Prepared
 
@@ -68,13 +67,7 @@ class Session:
     repetition: Repetition | None = None
     """Makes draft tokens from its text; ``None``: it has no draft tokens at all."""
     draft_tokens: Sequence[int] = ()
-    """Draft tokens from earlier texts, its own or its tenant's, for the next tick."""
-    said: SaidTokens | None = None
-    """What its tenant has said; ``None``: it has no draft tokens from there."""
-    from_said: Acceptance = field(default_factory=lambda: Acceptance(PRIOR_ELSEWHERE))
-    """Of the draft tokens from there."""
-    source: Acceptance | None = None
-    """Of where ``draft_tokens`` are from."""
+    """Draft tokens made from repetition, for the next tick."""
     drafting: Acceptance = field(default_factory=Acceptance)
     """Of the draft model's draft tokens."""
     generated: list[int] = field(default_factory=list)

@@ -17,9 +17,6 @@ MAX_INDEXED = 4096
 TOKEN_BITS = 21
 """Bits of a token's id in the key of an n-gram: ``NGRAM`` of them fit 64 bits."""
 PRIOR = 0.6
-PRIOR_ELSEWHERE = 0.55
-"""Of draft tokens from other texts: one wrong draft token takes it below even odds, where a single stream tries no more
-until a row is known to be cheap, or many more matches were found."""
 LEARNING, FORGETTING = 0.15, 0.005
 """How far a verified draft token moves the acceptance, and how far a tick that used none moves it back to the prior: a
 text may begin to repeat itself."""
@@ -28,13 +25,13 @@ text may begin to repeat itself."""
 class Acceptance:
     """The share of draft tokens that is accepted."""
 
-    def __init__(self, prior: float = PRIOR) -> None:
-        self._prior = self.share = prior
+    def __init__(self) -> None:
+        self.share = PRIOR
 
     def observe(self, draft_tokens: int, right: int) -> None:
         """Learn from a tick that verified ``draft_tokens``, of which the first ``right`` were accepted."""
         if draft_tokens == 0:
-            self.share += FORGETTING * (self._prior - self.share)
+            self.share += FORGETTING * (PRIOR - self.share)
         # Those behind the first rejected one were not verified.
         for index in range(min(draft_tokens, right + 1)):
             self.share += LEARNING * ((index < right) - self.share)
