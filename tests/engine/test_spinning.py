@@ -10,7 +10,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize(("given", "expected"), [({}, "7000"), ({"GOMP_SPINCOUNT": "300"}, "300")])
+@pytest.mark.parametrize(("given", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "300"}, "300")])
 def test_idle_threads_spin_as_long_as_pays_unless_told_otherwise(given: dict[str, str], expected: str):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("GOMP_", "OMP_"))}
     command = [sys.executable, "-c", "import umaserve.engine.engine"]
