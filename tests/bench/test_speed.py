@@ -139,7 +139,7 @@ def test_a_worse_ratio_is_the_exit_status(monkeypatch, capsys, tmp_path):
     options = ["--results", str(tmp_path)]
     assert speed.main([*options, "--record"]) == 0
     (kept,) = tmp_path.glob("*.json")
-    of = latest(tmp_path, f"{speed.processor() or 'unknown processor'}, {speed.usable_cores()} cores")
+    of = latest(tmp_path, speed._kind())
     assert of is not None
     assert of.figures == {row.name: Ratio(0.8, 0.8, 0.8)}
     assert speed.main(options) == 0

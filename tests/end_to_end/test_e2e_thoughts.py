@@ -214,6 +214,6 @@ def test_a_grammar_may_begin_at_once(may_open: Daemon, thinks: bool):
 
 def test_an_answer_goes_on_in_its_thought_and_is_closed_by_force(may_open: Daemon):
     begun = [*ASKED, {"role": "assistant", "reasoning_content": "The sky is", "content": ""}]
-    answer = chat(may_open, messages=begun, **BOUND)
+    answer = chat(may_open, messages=begun, **{**BOUND, "max_tokens": 96})
     assert answer["reasoning_content"]
     assert json.loads(answer["content"])["colour"] in ("red", "blue")

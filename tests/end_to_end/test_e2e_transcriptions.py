@@ -24,7 +24,9 @@ LONG = media_files.wav(media_files.sine(seconds=14))
 CONTEXT = 512
 SECRET = ("--worker-secret", "a-secret-of-the-tests")
 LANGUAGE = "de"
-"""With it, the model repeats the instruction and ends; a translation by the random weights goes on for ever."""
+"""With it, the model repeats the instruction and ends."""
+COUNTING = "1, 2, 3, 4, 5, 6, 7, 8,"
+"""Text before the recording that the model goes on with for ever, whatever it has heard, and however it rounds."""
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +130,8 @@ def test_a_relay_carries_the_recording(relay: str, client: openai.OpenAI) -> Non
 
 def test_a_transcript_that_finds_no_end_stops_where_no_speech_could_go_on(hearing: Daemon) -> None:
     before = hearing.metrics()
-    path = f"http://{hearing.http}/v1/audio/translations"
-    reply = httpx.post(path, files={"file": RECORDING}, timeout=60).json()
+    path = f"http://{hearing.http}/v1/audio/transcriptions"
+    reply = httpx.post(path, files={"file": RECORDING}, data={"prompt": COUNTING}, timeout=60).json()
     assert reply["text"]
     assert reply["usage"]["output_tokens"] == 64 + 2.5 * 32
     after = hearing.wait_until_quiet()
@@ -138,7 +140,7 @@ def test_a_transcript_that_finds_no_end_stops_where_no_speech_could_go_on(hearin
 
 def test_a_transcript_that_the_context_cuts_is_an_error(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="its transcript reached the limit of an answer and is cut") as cut:
-        client.audio.translations.create(model="any", file=("speech.wav", LONG))
+        client.audio.transcriptions.create(model="any", file=("speech.wav", LONG), prompt=COUNTING)
     assert cut.value.code == "context_length_exceeded"
 
 
