@@ -59,8 +59,8 @@ def assert_one_pool(pid: int) -> None:
 
 def switches(pid: int) -> int:
     """The most voluntary context switches that one of the computing threads has made (proc(5), status)."""
-    (pool,) = pools(pid)
-    status = [dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines()) for task in pool]
+    tasks = [task for pool in pools(pid) for task in pool]
+    status = [dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines()) for task in tasks]
     return max(int(one["voluntary_ctxt_switches"]) for one in status)
 
 
