@@ -107,8 +107,8 @@ def _kind() -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "scripts/speed",
-        description="Measure umaserve beside a bare llama.cpp loop and llama-server, in a quarter of an hour, and compare the "
-        "ratios with the last recorded ones of the same kind of processor. Exits with 1 where one is worse.",
+        description="Measure umaserve beside a bare llama.cpp loop and llama-server, in some 13 minutes, and compare "
+        "the ratios with the last recorded ones of the same kind of processor. Exits with 1 where one is worse.",
         epilog="llama-server is measured where LLAMA_SERVER names its binary.",
         allow_abbrev=False,
     )
