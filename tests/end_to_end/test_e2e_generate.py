@@ -711,8 +711,9 @@ def test_while_the_model_loads_there_is_its_progress(gated: Callable[..., Daemon
             assert (status["type"], status["operation"], status["progress"]) == ("status", "model_loading", 50)
             assert status["eta_seconds"] > 0
         daemon.process.stdin.close()
-        messages = client.until("init")
-        assert all(message.get("operation") == "model_loading" for message in messages[:-1])
+        # The request waits for its first tick on a slow box, which its client is told.
+        *before, _ = client.until("init")
+        assert {message.get("operation") for message in before} <= {"model_loading", "queued"}, before
         assert counted.startswith(text_of(client.until("completion")))
 
 
