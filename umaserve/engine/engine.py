@@ -37,6 +37,7 @@ from umaserve.forms import THINK_TAGS
 from umaserve.messages import Generate
 from umaserve.outputs import Logprobs
 from umaserve.queries import Answer, Embed, Embedded, Query
+from umaserve.serving.decodes import decodes
 from umaserve.serving.ticks import (
     Chunk,
     Divide,
@@ -275,15 +276,9 @@ class LlamaEngine:
                 self._drafter.forget(slot)
 
     def _groups(self, runs: Sequence[Run]) -> list[list[int]]:
-        """The indices of the runs of each decode, in order: each run of media; then the others, or on a CPU first all
-        streams, then each prompt."""
+        """The indices of the runs of each decode, in order: each run of media, then those of text."""
         media = [[index] for index, run in enumerate(runs) if run.span is not None]
-        text = [index for index, run in enumerate(runs) if run.span is None and run.tokens]
-        if not self.capacity.prompts_apart:
-            return [*media, text] if text else media
-        streams = [index for index in text if len(runs[index].tokens) == 1 + runs[index].draft_tokens]
-        prompts = [[index] for index in text if len(runs[index].tokens) != 1 + runs[index].draft_tokens]
-        return [*media, streams, *prompts] if streams else [*media, *prompts]
+        return [*media, *decodes(runs, prompts_apart=self.capacity.prompts_apart)]
 
     def _decode(self, runs: Sequence[Run]) -> tuple[int, int]:
         """Decode runs of text together, or one of media; returns the code of ``llama_decode`` and the output rows."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from umaserve.serving.decodes import WIDE_ROWS
 from umaserve.serving.snapshot import AGING_S, Prompt, Snapshot
 
-WIDE_ROWS = 64
-"""llama.cpp's attention on a CPU computes so many rows of a decode together, in another kernel, which rounds
-differently."""
 BURST_S = 0.2
 """Prompts that arrive within this time are a burst."""
 

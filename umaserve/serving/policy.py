@@ -35,11 +35,11 @@ The rules, and why:
    acceptance. With several streams, they make a tick longer by at most the share ``MAX_SLOWDOWN``.
 9. Runs with different LoRA adapters can't share a decode: the sets of adapters take turns, one tick each, and equal
    shares of what the decodes of all of them leave of the time between two tokens.
-10. Where each prompt has a decode of its own and no stream runs, the prompts of a burst start together: each is
-   computed up to its last token, and all last tokens have one tick. Prompts beside a stream are computed at half the
-   speed (every tick then has a decode for the stream, and little time for them), and the first streams would keep all
-   others waiting. A prompt waits for those that arrived at most ``BURST_S`` after it, not for less urgent classes, not
-   beyond ``AGING_S``, and not in the middle of its answer.
+10. Where prompts are not computed in the decode of the streams and no stream runs, the prompts of a burst start
+   together: each is computed up to its last token, and all last tokens have one tick. Prompts beside a stream are
+   computed at half the speed (every tick then has a decode for the stream, and little time for them), and the first
+   streams would keep all others waiting. A prompt waits for those that arrived at most ``BURST_S`` after it, not for
+   less urgent classes, not beyond ``AGING_S``, and not in the middle of its answer.
 11. The models of a daemon share one compute thread, on which their ticks alternate: between two tokens of a stream runs
    one tick of each model. So a tick's target is the shortest of all models' streams, and what the decodes of the
    others' streams take is taken off. What is then left for prefill goes to one model at a time: each decode has its
@@ -59,8 +59,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from umaserve.serving.burst import WIDE_ROWS, Burst
+from umaserve.serving.burst import Burst
 from umaserve.serving.cost_model import MIN_TICK_S
+from umaserve.serving.decodes import WIDE_ROWS
 from umaserve.serving.planned_room import PlannedRoom
 from umaserve.serving.snapshot import Held, Plan, Prompt, Snapshot, Stream, is_background, urgency
 from umaserve.serving.ticks import Adapters
@@ -135,7 +136,8 @@ def _plan(snapshot: Snapshot, queue: Sequence[Prompt], adapters: Adapters, n_set
     burst = Burst(snapshot, queue)
     each, least = 0, 1
     if snapshot.prompts_apart:
-        each = _rows_of_a_decode(snapshot)
+        # Without streams, short prompts share a decode, and no token waits for the rest.
+        each = _rows_of_a_decode(snapshot) if beside else 0
         # Without streams a tick may end early, so that the next one has the whole prompt.
         least = MIN_ROWS if snapshot.streams or elsewhere.streaming else snapshot.batch_tokens
     prefill: list[tuple[int, int]] = []

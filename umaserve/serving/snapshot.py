@@ -114,7 +114,7 @@ class Snapshot:
     preparing: int = 0
     """Requests that have arrived and are not prepared yet."""
     prompts_apart: bool = False
-    """Whether each prompt has a decode of its own in a tick."""
+    """Whether prompts are computed in decodes of their own (``decodes``)."""
     parted: bool = False
     """Whether each sequence has KV cells of its own."""
     moving_s: float = 0.0

@@ -257,7 +257,7 @@ class Capacity:
     drafts: bool = False
     """Whether there is a draft model."""
     prompts_apart: bool = False
-    """Whether each prompt has a decode of its own in a tick."""
+    """Whether prompts are computed in decodes of their own (``decodes``)."""
     divisions: Sequence[tuple[int, int]] = ()
     """The ways to divide the KV cells (``Divide``): parts, and the cells of each. The first is in force at the start;
     empty: all sequences share the cells."""

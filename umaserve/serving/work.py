@@ -6,6 +6,7 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from umaserve.serving.decodes import decodes
 from umaserve.serving.session import Session
 from umaserve.serving.snapshot import Plan, Snapshot
 from umaserve.serving.ticks import Divide, Draft, KVOperation, Prepared, Run, Span, Tick
@@ -96,9 +97,8 @@ def sequence(session: Session) -> Sequence[int]:
 
 
 def _decodes(runs: Sequence[Run]) -> int:
-    """Of the streams one, and of each prompt one."""
-    prompts = _prompts(runs)
-    return len(prompts) + any(len(run.tokens) == 1 + run.draft_tokens for run in runs)
+    """Those of text, and one of each run of media."""
+    return len(decodes(runs, prompts_apart=True)) + sum(run.span is not None for run in runs)
 
 
 def _attended(snapshot: Snapshot, runs: Sequence[Run]) -> int:
@@ -113,7 +113,7 @@ def _attended(snapshot: Snapshot, runs: Sequence[Run]) -> int:
 
 
 def _prompts(runs: Sequence[Run]) -> list[Run]:
-    """Those with more than a token and its draft tokens, which have decodes of their own on a CPU."""
+    """Those with more than a token and its draft tokens, which are not in the decode of the streams on a CPU."""
     return [run for run in runs if len(run.tokens) > 1 + run.draft_tokens]
 
 
