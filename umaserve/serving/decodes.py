@@ -10,6 +10,7 @@ WIDE_ROWS = 64
 """llama.cpp's attention on a CPU computes so many rows of a decode together, in another kernel, which rounds
 differently."""
 
+
 def decodes(runs: Sequence[Run], *, prompts_apart: bool) -> list[list[int]]:
     """The indices of the runs of each decode, in order; runs of media, and those without tokens, are in none.
 
