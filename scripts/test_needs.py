@@ -2,8 +2,8 @@
 
     python scripts/test_needs.py [FILE, FOLDER or ID OF A TEST]...
 
-extras of setup.cfg, and the names of what else ``scripts/test`` downloads. Without a path: of all tests. Reads the tests'
-imports, and those of the modules in tests/support that they import, and needs none of them to be installed.
+extras of setup.cfg, and the names of what else ``scripts/test`` downloads. Without a path: of all tests. Reads the
+imports of the tests and of what they import from tests/support, none of which needs to be installed.
 """
 
 from __future__ import annotations
