@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "wheels"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 VARIANTS = "vendor/llama.cpp/ggml/src/CMakeLists.txt"
 SOURCE = {
     "CMakeLists.txt": "set(LLAMA_BUILD_COMMON ON)\n",
@@ -21,7 +21,7 @@ SOURCE = {
 PYTHON = """
 echo "$*" >>calls
 case "$*" in
--m\\ venv*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+-m\\ venv*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
 *\\ download\\ *) mkdir build/wheels/sdist && cp sdist.tar.gz build/wheels/sdist ;;
 *\\ -w\\ */raw\\ *) mkdir build/wheels/raw && touch build/wheels/raw/llama_cpp_python-1-py3-none-linux_x86_64.whl ;;
 *\\ -w\\ dist\\ *) touch dist/umaserve-1-py3-none-any.whl ;;
@@ -47,7 +47,8 @@ class Checkout:
         self.programs = folder / "programs"
         for name in ("programs", "scripts", "dist"):
             (folder / name).mkdir()
-        shutil.copy(SCRIPT, folder / "scripts")
+        for name in ("wheels", "bare-venv", "compiler"):
+            shutil.copy(SCRIPTS / name, folder / "scripts")
         with tarfile.open(folder / "sdist.tar.gz", "w:gz") as sdist:
             for name, text in SOURCE.items():
                 entry = tarfile.TarInfo(f"llama_cpp_python-1/{name}")
@@ -136,12 +137,32 @@ def test_an_architecture_that_it_does_not_know_is_refused(tmp_path: Path) -> Non
     assert "riscv64: it takes arm64, or nothing" in done.stderr
 
 
-def test_a_cross_compiler_that_is_missing_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "compiler", "package"),
+    [((), "c++, g++ or clang++", "g++"), (("arm64",), "aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")],
+)
+def test_a_compiler_that_is_missing_is_named_before_anything_is_fetched(
+    tmp_path: Path, arguments: tuple[str, ...], compiler: str, package: str
+) -> None:
     checkout = Checkout(tmp_path, "x86_64")
-    checkout.program("cmake", 'echo "$CXX is not a full path and was not found" && exit 1')
-    done = checkout.run("arm64")
+    for name in ("c++", "g++", "clang++", "aarch64-linux-gnu-g++"):
+        checkout.program(name, "exit 1")
+    done = checkout.run(*arguments)
     assert done.returncode == 1
-    assert "aarch64-linux-gnu-g++ is not a full path and was not found" in done.stderr
+    assert f"no C++ compiler ({compiler})" in done.stderr
+    assert done.stderr.endswith(f"apt install {package}\n")
+    assert " download " not in checkout.calls
+
+
+def test_an_environment_that_was_half_made_is_made_anew(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path, "x86_64")
+    half_made = tmp_path / "build/wheels/venv/bin"
+    half_made.mkdir(parents=True)
+    checkout.program("half-made-python", 'echo "No module named pip" >&2 && exit 1')
+    (checkout.programs / "half-made-python").rename(half_made / "python")
+    done = checkout.run()
+    assert done.returncode == 0, done.stderr
+    assert f"-m venv --clear {tmp_path}/build/wheels/venv" in checkout.calls
 
 
 def test_a_source_that_has_changed_is_an_error(tmp_path: Path) -> None:

@@ -81,10 +81,11 @@ class SocketFile:
         self._unlock()
 
     def _unlock(self) -> None:
+        # Taken first: a second signal removes the files, too, wherever the first one has got.
+        lock, self._lock_fd = self._lock_fd, -1
         with contextlib.suppress(OSError):
-            _unlink_own(f"{self.path}.lock", os.fstat(self._lock_fd).st_ino)
-        os.close(self._lock_fd)
-        self._lock_fd = -1
+            _unlink_own(f"{self.path}.lock", os.fstat(lock).st_ino)
+        os.close(lock)
 
 
 def _unlink_own(path: str, inode: int) -> bool:
