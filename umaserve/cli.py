@@ -22,6 +22,7 @@ from umaserve.errors import ConfigError
 from umaserve.settings.daemon import SETTINGS
 from umaserve.settings.sources import nearest, printable
 from umaserve.system.descriptors import open_standard_streams
+from umaserve.system.signals import handle_early
 
 if TYPE_CHECKING:
     from umaserve.settings.models import Catalogue, ModelSpec
@@ -130,6 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: Sequence[str]) -> int:
+    handle_early()
     read_catalogue = _catalogue("umaserve", "[COMMAND] [FLAGS]", _DESCRIPTION, arguments)
     if read_catalogue is None:
         return 0
@@ -181,6 +183,7 @@ def _catalogue(
 
 
 def _relay(arguments: Sequence[str]) -> int:
+    handle_early()
     # Imported here, as what follows: each command needs little of the others.
     from umaserve.relay.server import RelayServer
     from umaserve.settings.relay import SETTINGS as RELAY_SETTINGS
@@ -190,6 +193,7 @@ def _relay(arguments: Sequence[str]) -> int:
 
 
 def _worker(arguments: Sequence[str]) -> int:
+    handle_early()
     from umaserve.settings.worker import SETTINGS as WORKER_SETTINGS
     from umaserve.worker.server import WorkerServer
 

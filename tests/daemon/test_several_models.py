@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -37,7 +38,7 @@ from umaserve.serving.questions import Question
 from umaserve.serving.rates import Rates
 from umaserve.serving.residency_snapshot import State
 from umaserve.serving.session import Session
-from umaserve.serving.ticks import Allowance, EngineLost
+from umaserve.serving.ticks import Allowance, EngineLost, Prepared
 from umaserve.settings.daemon import Config
 from umaserve.settings.models import Catalogue, ModelSpec
 
@@ -513,6 +514,34 @@ def test_a_crash_is_felt_by_its_models_streams_alone(new_world: NewWorld) -> Non
     assert [stream.end for stream in streams] == [FinishReason.LENGTH] * 2
     assert streams[0].text == streams[1].text
     assert len(world.box.handles) == engines + 1
+
+
+def test_a_request_on_which_each_engine_is_killed_fails_alone(
+    new_world: NewWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = threading.Event()
+    prepare = StandInEngine.prepare
+
+    def stuck(engine: StandInEngine, request: Generate, *arguments: Any) -> Prepared:
+        if request.prompt == "hostile":
+            killed.wait(10.0)
+            killed.clear()
+        return prepare(engine, request, *arguments)
+
+    monkeypatch.setattr(StandInEngine, "prepare", stuck)
+    world = new_world(8 * GIB, {"chat": GIB})
+    neighbours = [world.ask("chat", "one two three", max_tokens=60) for _ in range(2)]
+    world.until(lambda: all(one.text for one in neighbours))
+    hostile, host = world.ask("chat", "hostile"), world.models.default
+    for _ in range(3):
+        world.until(lambda: host.loaded is not None and hostile.session in host.loaded.scheduler.in_work)
+        world.box.handles[-1].crash("SIGKILL")
+        world.until(lambda: host.loaded is None)
+        killed.set()
+    late = world.ask("chat")
+    world.until(lambda: all(one.end for one in (hostile, late, *neighbours)))
+    assert hostile.end is Fault.DECODE_FAILED
+    assert [one.end for one in (late, *neighbours)] == [FinishReason.LENGTH] * 3
 
 
 def test_a_model_killed_for_memory_is_loaded_again_when_it_fits(new_world: NewWorld) -> None:

@@ -416,7 +416,7 @@ def test_a_relay_and_a_worker_without_standard_streams_run_and_end(command: list
 
     def handles_signals() -> bool:
         (caught,) = re.findall(r"SigCgt:\t([0-9a-f]+)", Path(f"/proc/{process.pid}/status").read_text())
-        return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+        return bool(int(caught, 16) >> (signal.SIGUSR1 - 1) & 1)
 
     deadline = time.monotonic() + 60
     while not handles_signals():

@@ -326,3 +326,25 @@ def test_a_refusal_is_told_as_it_is(world: QuestionWorld, caplog: pytest.LogCapt
     world.finish()
     assert (world.error().fault, world.error().message) == (Fault.BAD_REQUEST, "tokens: out of range")
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(("blamed", "fails_at"), [(True, 2), (False, 3)], ids=["crashed", "killed"])
+def test_a_question_that_is_in_work_whenever_an_engine_is_lost_fails(*, blamed: bool, fails_at: int) -> None:
+    world = QuestionWorld()
+    question = world.embed(TokenIds((1,)))
+    for _ in range(fails_at):
+        assert question.begun
+        assert not world.answers
+        again = world.questions.lose_engine(blamed=blamed)
+        world.questions = QuestionWorld().questions
+        world.questions.ask_again(again)
+    assert world.error().fault is Fault.DECODE_FAILED
+
+
+def test_a_question_that_waits_while_engines_are_lost_is_asked_again(world: QuestionWorld) -> None:
+    question = world.ask(Tokenize("x", special=False))
+    for _ in range(5):
+        again = world.questions.lose_engine(blamed=True)
+        world.preparing.jobs.clear()
+        world.questions.ask_again(again)
+    assert (question.begun, world.answers) == (False, [])

@@ -9,7 +9,7 @@ from umaserve.serving.caller import Caller
 from umaserve.serving.session import Hold, Session
 from umaserve.serving.sessions import SessionManager
 from umaserve.serving.states import State
-from umaserve.serving.trials import TOKENS, Trials
+from umaserve.serving.trials import TOKENS, Trials, count_loss
 
 
 class World:
@@ -23,9 +23,13 @@ class World:
         self.sessions.request(session, Generate(name, "hello"), 0.0)
         return session
 
-    def crash(self, suspects: str) -> Trials:
+    def crash(self, in_work: str, *, blamed: bool = True) -> Trials:
+        suspects = count_loss([self.of[name] for name in in_work], blamed=blamed)
         self.sessions.start_over()
-        return Trials(self.sessions, [self.of[name] for name in suspects])
+        return Trials(self.sessions, suspects)
+
+    def kill(self, in_work: str) -> Trials:
+        return self.crash(in_work, blamed=False)
 
     def let_in(self, trials: Trials) -> str:
         return "".join(session.request_id for session in trials.may_begin(self.sessions.take_arrived()))
@@ -86,3 +90,35 @@ def test_one_that_is_held_is_tried_when_it_goes_on() -> None:
     assert (world.current(trials), world.let_in(trials)) == ("", "ab")
     world.sessions.release(world.of["a"], Hold.PAUSE)
     assert world.current(trials) == "a"
+
+
+def test_another_programs_kill_makes_no_suspect() -> None:
+    world = World("ab")
+    for _ in range(5):
+        trials = world.kill("ab")
+        assert (world.current(trials), world.let_in(trials)) == ("", "ab")
+        for session in world.of.values():
+            session.generated += [1] * TOKENS
+
+
+def test_those_that_two_kills_have_stopped_at_one_place_run_alone_and_a_third_ends_one() -> None:
+    world = World("abc")
+    world.kill("ab")
+    world.of["b"].generated += [1] * (TOKENS - 1)
+    trials = world.kill("bac")
+    assert (world.current(trials), world.let_in(trials)) == ("b", "b"), "c had one kill only"
+    world.of["b"].generated.append(1)
+    world.of["b"].generated += [1] * TOKENS
+    assert (world.current(trials), world.let_in(trials)) == ("a", "a")
+    trials = world.kill("a")
+    assert world.of["a"].state is State.ERRORED
+    assert (world.current(trials), world.let_in(trials)) == ("", "bc")
+
+
+def test_one_kill_while_a_suspect_runs_alone_has_it_tried_again() -> None:
+    world = World("ab")
+    world.crash("ab")
+    trials = world.kill("a")
+    assert (world.of["a"].running, world.current(trials), world.let_in(trials)) == (True, "a", "a")
+    world.crash("a")
+    assert world.of["a"].state is State.ERRORED

@@ -15,6 +15,7 @@ from umaserve.system.memory import (
     MemoryPressure,
     available_bytes,
     counter,
+    killed_for_memory,
     mapped_bytes,
     own_group,
     stalled_percent,
@@ -50,6 +51,13 @@ class Box:
         group.mkdir(parents=True, exist_ok=True)
         (group / "memory.max").write_text(f"{limit}\n")
         (group / "memory.current").write_text(f"{current}\n")
+        (group / "memory.stat").write_text(stat)
+
+    def group_v1(self, path: str, limit: int, used: int, stat: str = "") -> None:
+        group = self.cgroups / "memory" / path
+        group.mkdir(parents=True, exist_ok=True)
+        (group / "memory.limit_in_bytes").write_text(f"{limit}\n")
+        (group / "memory.usage_in_bytes").write_text(f"{used}\n")
         (group / "memory.stat").write_text(stat)
 
     def stall(self, percent: float, path: str | None = None) -> None:
@@ -130,12 +138,39 @@ def test_a_group_that_cannot_be_seen_limits_nothing(box: Box, path: str) -> None
     assert box.available == OF_THE_BOX
 
 
-def test_groups_of_version_1_are_passed_over(box: Box) -> None:
+@pytest.mark.parametrize("tight", ["", "a", "a/b"])
+@pytest.mark.parametrize("joined", ["4:memory:/a/b", "12:cpu,memory,pids:/a/b", "4:memory:/hosts/name/of/it"])
+def test_groups_of_version_1_have_their_limits_too(box: Box, tight: str, joined: str) -> None:
+    box.join(f"1:name=systemd:/else\n{joined}\n0::/\n")
+    for path in ("", "a", "a/b"):
+        limit = (100 if path == tight else 2**33) * MIB
+        box.group_v1(path, limit, 60 * MIB, f"inactive_file 7\ntotal_inactive_file {20 * MIB}\n")
+    box.group("a/b", "10", "5")
+    seen = "hosts" not in joined or not tight
+    assert box.available == (60 * MIB if seen else OF_THE_BOX)
+    assert box.reason == ""
+    box.group_v1(tight, 100 * MIB, 96 * MIB)
+    assert box.reason == ("the control group uses 96 of 100 MiB" if seen else "")
+
+
+def test_both_versions_count_where_there_are_both(box: Box) -> None:
     box.group("a", "10", "5")
-    box.join("4:memory:/a\n1:name=systemd:/a\n")
-    assert box.available == OF_THE_BOX
+    box.group_v1("b", 9, 5)
     box.join("4:memory:/b\n0::/a\n")
+    assert box.available == 4
+    box.join("4:memory:/none\n0::/a\n")
     assert box.available == 5
+
+
+def test_kills_in_a_group_of_either_version_are_counted(box: Box) -> None:
+    box.join("4:memory:/b\n0::/a\n")
+    assert killed_for_memory(box.proc, box.cgroups) == 0
+    box.group("a", "10", "5")
+    (box.cgroups / "a/memory.events").write_text("oom 5\noom_kill 2\n")
+    assert killed_for_memory(box.proc, box.cgroups) == 2
+    box.group_v1("b", 9, 5)
+    (box.cgroups / "memory/b/memory.oom_control").write_text("oom_kill_disable 9\nunder_oom 9\noom_kill 3\n")
+    assert killed_for_memory(box.proc, box.cgroups) == 3
 
 
 def test_a_colon_may_be_part_of_a_groups_name(box: Box) -> None:

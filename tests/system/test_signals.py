@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from umaserve.net.loop import Loop
-from umaserve.system.signals import Signals
+from umaserve.system.signals import Signals, handle_early
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -58,4 +60,38 @@ def test_a_signal_to_end_is_counted(number: signal.Signals, loop: Loop) -> None:
     signals = Signals(loop, lambda: None, lambda: None)
     signals.handle()
     send(loop, number)
+    assert signals.count == 1
+
+
+def test_a_hangup_before_the_loop_is_there_has_the_files_read_once(loop: Loop) -> None:
+    handle_early()
+    os.kill(os.getpid(), signal.SIGHUP)
+    os.kill(os.getpid(), signal.SIGHUP)
+    reread: list[bool] = []
+    Signals(loop, lambda: None, lambda: reread.append(True)).handle()
+    loop.turn()
+    assert reread == [True]
+    send(loop, signal.SIGHUP)
+    assert reread == [True, True]
+
+
+def test_a_program_that_is_not_up_ends_with_a_word() -> None:
+    program = """
+import signal
+from umaserve.system.signals import handle_early
+handle_early()
+signal.raise_signal(signal.SIGHUP)
+print("goes on", flush=True)
+signal.raise_signal(signal.SIGTERM)
+print("is not reached")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("goes on\n", "umaserve: ended by SIGTERM before it was up\n")
+
+
+def test_handlers_take_the_place_of_the_early_ones(loop: Loop) -> None:
+    handle_early()
+    signals = Signals(loop, lambda: None, lambda: None)
+    signals.handle()
+    send(loop, signal.SIGTERM)
     assert signals.count == 1

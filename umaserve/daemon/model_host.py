@@ -23,6 +23,7 @@ from umaserve.serving.residency_snapshot import State
 from umaserve.serving.session import Session
 from umaserve.serving.sessions import SessionManager
 from umaserve.serving.ticks import Engine, EngineLost
+from umaserve.serving.trials import count_loss
 from umaserve.serving.waiting import Why, held_by
 from umaserve.settings.models import ModelSpec
 
@@ -54,7 +55,7 @@ class ModelHost:
         self._leaving = False
         """Whether the operator wants it unloaded."""
         self._suspects: Sequence[Session] = ()
-        """The sessions that the latest engine may have crashed on."""
+        """The sessions that may be why the latest engine was lost."""
         self._waiting = Waiting(around.loop.now)
         """For the model to be loaded; the questions also while suspects are tried."""
         self._crashes = 0
@@ -219,7 +220,7 @@ class ModelHost:
         self._around.metrics.observe_crash(end.cause)
         self.loading.forget()
         self._crashes += 1
-        self._suspects = loaded.scheduler.in_work if end.blames else ()
+        self._suspects = count_loss(loaded.scheduler.in_work, blamed=end.blames)
         about = {"model": self.name, "cause": end.cause, "in_work": [one.request_id for one in self._suspects]}
         about["last_words"] = end.last_words
         log.error("the engine's process %s", end.words, extra={"fields": about})

@@ -153,8 +153,8 @@ class Server:
         raise_descriptor_limit(self._config.max_sessions, "max_sessions")
         log_missing()
         sys.setswitchinterval(SWITCH_S)
-        self._entrances.open()
         self._signals.handle()
+        self._entrances.open()
         systemd.feed_watchdog(self._loop.call_later, self._stuck)
         self._loop.after_poll = self._collect
         self._loop.before_sleep = self._end_turn

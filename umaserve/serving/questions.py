@@ -12,13 +12,13 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import MixedText, TokenIds
 from umaserve.queries import Answer, CountPrompt, Embed, Embedded, Pair, Query, Tokenize, Tokenized
 from umaserve.serving.ticks import Engine, EngineLost, JobQueue
+from umaserve.serving.trials import MAX_CRASHES, MAX_KILLS
 
 log = logging.getLogger(__name__)
 
 Render = Callable[[Answer], bytes]
 Answered = Callable[[bytes | RequestError], None]
 
-MAX_CRASHES = 2
 TEXTS_AT_ONCE = 32
 BYTES_AT_ONCE = 4096
 """Of texts that are embedded together: some 1,000 tokens, after which it is another asker's turn."""
@@ -40,7 +40,9 @@ class Question:
     begun: bool = False
     """Whether the engine has it in work, or had."""
     crashes: int = 0
-    """Engines that were lost meanwhile."""
+    """Engines that may have been lost because of it."""
+    kills: int = 0
+    """Engines that another program killed meanwhile."""
     failed: bool = False
     taken: int = 0
     """How many of its inputs were taken up to be embedded."""
@@ -80,7 +82,7 @@ class Questions:
         """Those that had no answer yet when an earlier engine was lost. One that two were lost with fails."""
         for question in questions:
             if question.crashes >= MAX_CRASHES:
-                problem = "llama.cpp crashed on this request, also when it ran again"
+                problem = "llama.cpp crashed or was killed on this request, also when it ran again"
                 self._end(question, RequestError(Fault.DECODE_FAILED, "request", problem))
             else:
                 question.begun, question.taken, question.tokens = False, 0, 0
@@ -88,11 +90,12 @@ class Questions:
                 self._start(question)
 
     def lose_engine(self, *, blamed: bool) -> Sequence[Question]:
-        """The engine was lost. Returns those to be asked again; ``blamed``: one of those in work may be why."""
+        """The engine was lost. Returns those to be asked again; ``blamed``: as in ``trials.count_loss``."""
         left = [question for question in self._asked if not question.forgotten]
         self._asked.clear()
         for question in left:
-            question.crashes += blamed and question.begun
+            question.kills += question.begun and not blamed
+            question.crashes += question.begun and (blamed or question.kills >= MAX_KILLS)
         return left
 
     def _start(self, question: Question) -> None:

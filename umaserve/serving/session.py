@@ -83,7 +83,11 @@ class Session:
     """Since when it waits in the queue: when it arrived, was released or preempted, or when the latest step of
     preparing or encoding its prompt ended."""
     crashes: int = 0
-    """Engines that were lost while they computed it, since it last got past such a place."""
+    """Engines that may have been lost because of it, since it last got past such a place."""
+    kills: int = 0
+    """Engines that another program killed while they computed it, since then."""
+    innocent_at: int = 0
+    """The number of its tokens from which on it is past the place where the latest of them was lost."""
     preparing_at: float | None = None
     """When it was first begun to be prepared."""
     prepared_at: float | None = None

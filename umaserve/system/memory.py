@@ -31,9 +31,9 @@ kills the process."""
 
 
 def available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """Bytes available without swapping: the kernel's estimate (proc(5), MemAvailable), or what our control group (v2)
-    and those above it have left, if that is less. On macOS, the share that its kernel calls free. ``UNKNOWN_BYTES``
-    where a sandbox hides all that."""
+    """Bytes available without swapping: the kernel's estimate (proc(5), MemAvailable), or what our control group (v2 or
+    v1) and those above it have left, if that is less. On macOS, the share that its kernel calls free.
+    ``UNKNOWN_BYTES`` where a sandbox hides all that."""
     left = [max(0, limit - used) for limit, used in _limits(proc, cgroups)]
     of_the_box = counter(_text(proc / "meminfo"), "MemAvailable")
     if of_the_box is not None:
@@ -76,7 +76,9 @@ def mapped_bytes(pids: Iterable[int], proc: Path = PROC) -> int:
 def killed_for_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """How many programs the kernel has killed for their memory so far: on the box, or where a sandbox hides that, in
     our control group. 0 where it hides both."""
-    texts = [_text(proc / "vmstat"), *(_text(group / "memory.events") for group in _groups(proc, cgroups)[:1])]
+    texts = [_text(proc / "vmstat")]
+    texts += [_text(group / "memory.events") for group in _groups(proc, cgroups)[:1]]
+    texts += [_text(group / "memory.oom_control") for group in _groups_v1(proc, cgroups)[:1]]
     return max(counter(text, "oom_kill") or 0 for text in texts)
 
 
@@ -152,23 +154,43 @@ def own_group(memberships: str) -> str | None:
     return None if found is None else found[1]
 
 
+def own_group_v1(memberships: str) -> str | None:
+    """As ``own_group``, of v1's memory controller."""
+    found = re.search(r"^[0-9]+:(?:[^:\n]*,)?memory(?:,[^:\n]*)?:/(.*)$", memberships, re.MULTILINE)
+    return None if found is None else found[1]
+
+
 def _groups(proc: Path, cgroups: Path) -> list[Path]:
-    """Our control group and those above it, up to the visible root."""
-    path = own_group(_text(proc / "self/cgroup"))
+    """Our control group (v2) and those above it, up to the visible root."""
+    return _up_to(cgroups, own_group(_text(proc / "self/cgroup")))
+
+
+def _groups_v1(proc: Path, cgroups: Path) -> list[Path]:
+    return _up_to(cgroups / "memory", own_group_v1(_text(proc / "self/cgroup")))
+
+
+def _up_to(root: Path, path: str | None) -> list[Path]:
     if path is None:
         return []
-    own = cgroups / path.lstrip("/")
-    return [group for group in (own, *own.parents) if group.is_relative_to(cgroups)]
+    # Inside a container, the path may be the host's and not exist here; the root always exists.
+    own = root / path.lstrip("/")
+    return [group for group in (own, *own.parents) if group.is_relative_to(root)]
 
 
 def _limits(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
     """(limit, used), in bytes, of each of our control groups that has a limit."""
     for group in _groups(proc, cgroups):
-        limit, current = _bytes(group / "memory.max"), _bytes(group / "memory.current")
-        if limit is not None and current is not None:
-            # Page cache that the kernel drops when memory is needed.
-            dropped = counter(_text(group / "memory.stat"), "inactive_file") or 0
-            yield limit, current - dropped
+        yield from _limit(group, "memory.max", "memory.current", "inactive_file")
+    for group in _groups_v1(proc, cgroups):
+        yield from _limit(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _limit(group: Path, limit_file: str, used_file: str, droppable: str) -> Iterator[tuple[int, int]]:
+    limit, used = _bytes(group / limit_file), _bytes(group / used_file)
+    if limit is not None and used is not None:
+        # Page cache that the kernel drops when memory is needed.
+        dropped = counter(_text(group / "memory.stat"), droppable) or 0
+        yield limit, used - dropped
 
 
 def _bytes(path: Path) -> int | None:

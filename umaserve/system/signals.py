@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -20,6 +21,29 @@ class SignalLoop(Protocol):
     def wake(self) -> None: ...
 
     def call_soon(self, callback: Callable[[], None]) -> None: ...
+
+
+class _Early:
+    """Handles SIGTERM and SIGHUP of a program that is not up yet, and would end of them without a word."""
+
+    def __init__(self) -> None:
+        self.hung_up = False
+
+    def __call__(self, number: int, _frame: object) -> None:
+        if number == signal.SIGHUP:
+            self.hung_up = True
+            return
+        # What it interrupts may be a write to the log, and threads may be there already.
+        os.write(2, f"umaserve: ended by {signal.Signals(number).name} before it was up\n".encode())
+        os._exit(os.EX_OK)
+
+
+def handle_early() -> None:
+    """Until ``Signals.handle``, which reads files again if a SIGHUP came before it, SIGTERM ends the program."""
+    if threading.current_thread() is threading.main_thread():
+        early = _Early()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, early)
 
 
 class Signals:
@@ -43,7 +67,9 @@ class Signals:
         self._handling = True
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_end)
-        signal.signal(signal.SIGHUP, lambda _number, _frame: self._loop.call_soon(self._reread))
+        early = signal.signal(signal.SIGHUP, lambda _number, _frame: self._loop.call_soon(self._reread))
+        if isinstance(early, _Early) and early.hung_up:
+            self._loop.call_soon(self._reread)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._on_unused)
 
