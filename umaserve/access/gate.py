@@ -12,6 +12,7 @@ from umaserve.serving.caller import Caller
 from umaserve.serving.rates import RateLimits
 from umaserve.settings.addresses import is_loopback, is_wildcard, parse_address
 from umaserve.wire.http_head import Refusal, Request, parse_authority, shown
+from umaserve.wire.multipart import MULTIPART
 
 SUBPROTOCOL = "umaserve"
 KEY_SUBPROTOCOL = "bearer."
@@ -23,7 +24,6 @@ _CORS_AGE_S = "600"
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]*)")
 _DEFAULTS = ("", "application/octet-stream", "application/x-www-form-urlencoded")
 """Types that clients give a body where nobody has told them its type."""
-MULTIPART = "multipart/form-data"
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 """Default ports by scheme, for origins without a port."""
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+( *, *[A-Za-z0-9-]+)*")

@@ -1,9 +1,12 @@
-"""Reads a form with files (multipart/form-data, RFC 7578) from a body that is whole, without copying it."""
+"""Reads a form with files (multipart/form-data, RFC 7578) from a body that is whole, without copying it, and writes
+one."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+import secrets
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from python_multipart.exceptions import FormParserError
@@ -12,6 +15,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from umaserve.errors import Fault, RequestError
 from umaserve.wire.http_head import shown
 
+MULTIPART = "multipart/form-data"
 MAX_PARTS = 64
 MAX_PART_HEADERS = 8
 MAX_HEADER_BYTES = 4096
@@ -22,36 +26,24 @@ MAX_BOUNDARY_BYTES = 70
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
+_UNQUOTED = re.compile(r'["\\\x00-\x1f\x7f]')
+_CONTENT_TYPE = re.compile(rb"[\t\x20-\x7e]*")
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One field of a form. ``data`` is a view into the body, where it begins at ``start``."""
+    """One field of a form. ``data`` is a view into the body; a field with a ``filename`` is a file."""
 
     name: str
     data: memoryview
-    start: int
+    filename: str | None = None
+    content_type: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A body's fields, in order; several may have the same name."""
-
-    body: bytes
-    boundary: bytes
-    parts: tuple[Part, ...]
-
-    def with_field(self, name: str, value: str) -> bytes:
-        """The form with ``value`` in the field ``name``, which isn't empty; if there is none, it is put first."""
-        new = value.encode()
-        for part in self.parts:
-            if part.name == name:
-                return b"".join([self.body[: part.start], new, self.body[part.start + len(part.data) :]])
-        head = b'--%b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n' % (self.boundary, name.encode())
-        return b"".join([head, new, b"\r\n", self.body])
-
-
-def read_form(body: bytes, content_type: str) -> Form:
-    """The form in ``body``; raises ``RequestError``. The number of parts and the sizes of their heads are bounded. 128
-    MiB take some 50 ms; with a boundary that is made for it, a second."""
+def read_form(body: bytes, content_type: str) -> tuple[Part, ...]:
+    """The fields of the form in ``body``, in order; several may have the same name. Raises ``RequestError``. The number
+    of parts and the sizes of their heads are bounded. 128 MiB take some 50 ms; with a boundary that is made for it, a
+    second."""
     boundary = _boundary(content_type)
     _check_lines(body, boundary)
     reader = _Reader(body)
@@ -59,7 +51,21 @@ def read_form(body: bytes, content_type: str) -> Form:
         reader.read(boundary)
     except FormParserError as error:
         raise _malformed(str(error)) from None
-    return Form(body, boundary, tuple(reader.parts))
+    return tuple(reader.parts)
+
+
+def write_form(parts: Iterable[Part]) -> tuple[str, bytes]:
+    """The Content-Type and the body of a form with ``parts``, whose boundary nobody can have guessed."""
+    boundary = secrets.token_hex(16)
+    pieces: list[bytes | memoryview] = []
+    for part in parts:
+        head = f'--{boundary}\r\nContent-Disposition: form-data; name="{_quoted(part.name)}"'
+        if part.filename is not None:
+            head += f'; filename="{_quoted(part.filename)}"'
+        if part.content_type:
+            head += f"\r\nContent-Type: {part.content_type}"
+        pieces += [f"{head}\r\n\r\n".encode(), part.data, b"\r\n"]
+    return f"{MULTIPART}; boundary={boundary}", b"".join([*pieces, f"--{boundary}--\r\n".encode()])
 
 
 class _Reader:
@@ -71,6 +77,7 @@ class _Reader:
         self._body = body
         self._header = b""
         self._disposition: bytes | None = None
+        self._content_type = b""
         self._data = (0, 0)
         self._ended = False
 
@@ -95,6 +102,7 @@ class _Reader:
 
     def _begin(self) -> None:
         self._disposition = None
+        self._content_type = b""
         self._data = (0, 0)
 
     def _field(self, data: bytes, start: int, end: int) -> None:
@@ -105,14 +113,19 @@ class _Reader:
             if self._disposition is not None:
                 raise _malformed("a part has two Content-Dispositions")
             self._disposition = data[start:end]
+        elif self._header == b"content-type":
+            self._content_type = data[start:end]
 
     def _found(self, _data: bytes, start: int, end: int) -> None:
         self._data = start, end
 
     def _end(self) -> None:
         start, end = self._data
-        name = _name(self._disposition, len(self.parts))
-        self.parts.append(Part(name, memoryview(self._body)[start:end], start))
+        name, filename = _names(self._disposition, len(self.parts))
+        if not _CONTENT_TYPE.fullmatch(self._content_type):
+            raise _malformed(f"part {len(self.parts) + 1} has a Content-Type that is no line of ASCII")
+        data = memoryview(self._body)[start:end]
+        self.parts.append(Part(name, data, filename, self._content_type.decode()))
 
     def _finish(self) -> None:
         self._ended = True
@@ -140,7 +153,8 @@ def _check_lines(body: bytes, boundary: bytes) -> None:
     raise _malformed(f"it has more than {MAX_PARTS} parts")
 
 
-def _name(disposition: bytes | None, index: int) -> str:
+def _names(disposition: bytes | None, index: int) -> tuple[str, str | None]:
+    """The name of a part, and that of its file."""
     kind, options = _options(disposition or b"")
     try:
         name = options.get(b"name", b"").decode()
@@ -148,7 +162,13 @@ def _name(disposition: bytes | None, index: int) -> str:
         name = ""
     if kind != b"form-data" or not name:
         raise _malformed(f'part {index + 1} has no Content-Disposition: form-data; name="…"')
-    return name
+    filename = options.get(b"filename")
+    return name, None if filename is None else filename.decode(errors="replace")
+
+
+def _quoted(name: str) -> str:
+    """A name inside quotes, escaped as the HTML standard says for forms."""
+    return _UNQUOTED.sub(lambda found: f"%{ord(found[0]):02X}", name)
 
 
 def _options(header: bytes) -> tuple[bytes, Mapping[bytes, bytes]]:
