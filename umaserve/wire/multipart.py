@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from python_multipart.exceptions import FormParserError
@@ -18,7 +18,7 @@ from umaserve.wire.http_head import shown
 MULTIPART = "multipart/form-data"
 MAX_PARTS = 64
 MAX_PART_HEADERS = 8
-MAX_HEADER_BYTES = 4096
+MAX_HEAD_BYTES = 4096
 MAX_BOUNDARY_BYTES = 70
 """By RFC 2046, section 5.1.1."""
 
@@ -26,6 +26,7 @@ MAX_BOUNDARY_BYTES = 70
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
+_DISPOSITION, _TYPE = b"content-disposition", b"content-type"
 _UNQUOTED = re.compile(r'["\\\x00-\x1f\x7f]')
 _CONTENT_TYPE = re.compile(rb"[\t\x20-\x7e]*")
 
@@ -42,16 +43,11 @@ class Part:
 
 def read_form(body: bytes, content_type: str) -> tuple[Part, ...]:
     """The fields of the form in ``body``, in order; several may have the same name. Raises ``RequestError``. The number
-    of parts and the sizes of their heads are bounded. 128 MiB take some 50 ms; with a boundary that is made for it, a
-    second."""
+    of parts and the sizes of their heads are bounded. 128 MiB take some 50 ms; with a boundary that is made for it,
+    half a second."""
     boundary = _boundary(content_type)
-    _check_lines(body, boundary)
-    reader = _Reader(body)
-    try:
-        reader.read(boundary)
-    except FormParserError as error:
-        raise _malformed(str(error)) from None
-    return tuple(reader.parts)
+    spans = list(_spans(body, boundary))
+    return tuple(_part(body, start, end, i) for i, (start, end) in enumerate(spans))
 
 
 def write_form(parts: Iterable[Part]) -> tuple[str, bytes]:
@@ -68,67 +64,67 @@ def write_form(parts: Iterable[Part]) -> tuple[str, bytes]:
     return f"{MULTIPART}; boundary={boundary}", b"".join([*pieces, f"--{boundary}--\r\n".encode()])
 
 
-class _Reader:
-    """Collects the parts that python-multipart finds. It gets the whole body at once, so each part's data comes in one
-    piece, as a place in the body."""
-
-    def __init__(self, body: bytes) -> None:
-        self.parts: list[Part] = []
-        self._body = body
-        self._header = b""
-        self._disposition: bytes | None = None
-        self._content_type = b""
-        self._data = (0, 0)
-        self._ended = False
-
-    def read(self, boundary: bytes) -> None:
-        parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": self._begin,
-                "on_header_field": self._field,
-                "on_header_value": self._value,
-                "on_part_data": self._found,
-                "on_part_end": self._end,
-                "on_end": self._finish,
-            },
-            max_header_count=MAX_PART_HEADERS,
-            max_header_size=MAX_HEADER_BYTES,
-        )
-        parser.write(self._body)
-        parser.finalize()
-        if not self._ended:
+def _spans(body: bytes, boundary: bytes) -> Iterator[tuple[int, int]]:
+    """Start and end of each part, with its head, between the lines of the boundary. The parser is given heads only: of
+    a file's data it looks at each CR and LF."""
+    at = 2 if body.startswith(b"\r\n") else 0
+    line = b"--" + boundary
+    if not body.startswith(line, at):
+        raise _malformed("it does not begin with its boundary")
+    at += len(line)
+    line = b"\r\n" + line
+    for _ in range(MAX_PARTS + 1):
+        if body.startswith(b"--", at):
+            return
+        if not body.startswith(b"\r\n", at):
+            raise _malformed("a line goes on after the boundary")
+        start = at + 2
+        end = body.find(line, start)
+        if end < 0:
             raise _malformed("it ends before its last boundary")
+        yield start, end
+        at = end + len(line)
+    raise _malformed(f"it has more than {MAX_PARTS} parts")
 
-    def _begin(self) -> None:
-        self._disposition = None
-        self._content_type = b""
-        self._data = (0, 0)
 
-    def _field(self, data: bytes, start: int, end: int) -> None:
-        self._header = data[start:end].lower()
+def _part(body: bytes, start: int, end: int, index: int) -> Part:
+    # A head without fields ends with its first line.
+    head_end = start if body.startswith(b"\r\n", start) else body.find(b"\r\n\r\n", start, end) + 2
+    if head_end < start or head_end - start > MAX_HEAD_BYTES:
+        raise _malformed(f"part {index + 1} has no head of at most {MAX_HEAD_BYTES} bytes")
+    fields = _read_head(body[start:head_end])
+    name, filename = _names(fields.get(_DISPOSITION, b""), index)
+    kind = fields.get(_TYPE, b"")
+    if not _CONTENT_TYPE.fullmatch(kind):
+        raise _malformed(f"part {index + 1} has a Content-Type that is no line of ASCII")
+    return Part(name, memoryview(body)[head_end + 2 : end], filename, kind.decode())
 
-    def _value(self, data: bytes, start: int, end: int) -> None:
-        if self._header == b"content-disposition":
-            if self._disposition is not None:
-                raise _malformed("a part has two Content-Dispositions")
-            self._disposition = data[start:end]
-        elif self._header == b"content-type":
-            self._content_type = data[start:end]
 
-    def _found(self, _data: bytes, start: int, end: int) -> None:
-        self._data = start, end
+def _read_head(head: bytes) -> Mapping[bytes, bytes]:
+    """A part's header fields, by their names in lower case."""
+    fields: dict[bytes, bytes] = {}
+    name = b""
 
-    def _end(self) -> None:
-        start, end = self._data
-        name, filename = _names(self._disposition, len(self.parts))
-        if not _CONTENT_TYPE.fullmatch(self._content_type):
-            raise _malformed(f"part {len(self.parts) + 1} has a Content-Type that is no line of ASCII")
-        data = memoryview(self._body)[start:end]
-        self.parts.append(Part(name, data, filename, self._content_type.decode()))
+    def take_name(data: bytes, start: int, end: int) -> None:
+        nonlocal name
+        name = data[start:end].lower()
+        if name in fields and name in (_DISPOSITION, _TYPE):
+            raise _malformed(f"a part has two fields {name.decode()}")
 
-    def _finish(self) -> None:
-        self._ended = True
+    def take_value(data: bytes, start: int, end: int) -> None:
+        fields[name] = data[start:end]
+
+    parser = MultipartParser(
+        b"head",
+        {"on_header_field": take_name, "on_header_value": take_value},
+        max_header_count=MAX_PART_HEADERS,
+        max_header_size=MAX_HEAD_BYTES,
+    )
+    try:
+        parser.write(b"--head\r\n%b\r\n\r\n--head--" % head)
+    except FormParserError as error:
+        raise _malformed(str(error)) from None
+    return fields
 
 
 def _boundary(content_type: str) -> bytes:
@@ -139,23 +135,9 @@ def _boundary(content_type: str) -> bytes:
     return boundary
 
 
-def _check_lines(body: bytes, boundary: bytes) -> None:
-    """Bound the lines that begin with the boundary before they are parsed: the parser takes a microsecond for each that
-    goes on as none may, and for each byte of white space behind one."""
-    line, at = b"\r\n--" + boundary, 0
-    for _ in range(MAX_PARTS + 1):
-        at = body.find(line, at)
-        if at < 0:
-            return
-        at += len(line)
-        if body[at : at + 2] not in (b"\r\n", b"--"):
-            raise _malformed("a line goes on after the boundary")
-    raise _malformed(f"it has more than {MAX_PARTS} parts")
-
-
-def _names(disposition: bytes | None, index: int) -> tuple[str, str | None]:
+def _names(disposition: bytes, index: int) -> tuple[str, str | None]:
     """The name of a part, and that of its file."""
-    kind, options = _options(disposition or b"")
+    kind, options = _options(disposition)
     try:
         name = options.get(b"name", b"").decode()
     except UnicodeDecodeError:
