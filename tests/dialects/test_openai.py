@@ -593,7 +593,6 @@ def test_a_wrong_field_beyond_openais_is_refused_in_a_completion_too(wanted: Wan
     ("wanted", "expected"),
     [
         ({"prompt": None}, "prompt: expected a string or an array of token ids, got null"),
-        ({"prompt": ""}, "prompt: expected a non-empty string, got an empty one"),
         ({"prompt": []}, "prompt: expected 1 to 16 texts, got 0"),
         ({"prompt": ["a"] * 17}, "prompt: expected 1 to 16 texts, got 17"),
         ({"prompt": ["a", 1, -1]}, "prompt[2]: expected a whole number from 0 to 2147483647, got -1"),
@@ -611,7 +610,9 @@ def test_a_wrong_field_beyond_openais_is_refused_in_a_completion_too(wanted: Wan
         ({"echo": 1}, "echo: expected true or false, got a whole number"),
         ({"echo": True, "logprobs": 0}, "echo: expected false where logprobs are asked for, got true"),
         ({"echo": True, "prompt": [1]}, "echo: expected false where the prompt is token ids, got true"),
-        ({"max_tokens": 0}, "max_tokens: expected a whole number from 1, got 0"),
+        ({"max_tokens": -2}, "max_tokens: expected a whole number from 0, got -2"),
+        ({"max_tokens": 1e308}, "max_tokens: expected a whole number from 0 to 9223372036854775807, got 1e+308"),
+        ({"n_predict": 2**64}, f"n_predict: expected a whole number from 0 to {2**63 - 1}, got 1.8446744073709552e+19"),
     ],
 )
 def test_a_wrong_completion_field_is_refused_by_its_name(wanted: Wanted, expected: str) -> None:
@@ -1442,9 +1443,9 @@ def test_shortened_vectors_are_of_unit_length_again() -> None:
 
 
 def test_tokenize() -> None:
-    assert parse_tokenize(Fields({"content": ""}), LIMITS) == (Tokenize("", False), False)
-    wanted = {"content": "hi", "add_special": True, "with_pieces": True}
-    assert parse_tokenize(Fields(wanted), LIMITS) == (Tokenize("hi", True), True)
+    assert parse_tokenize(Fields({"content": ""}), LIMITS) == (Tokenize("", begins=False), False)
+    wanted = {"content": "hi", "add_special": True, "with_pieces": True, "parse_special": False}
+    assert parse_tokenize(Fields(wanted), LIMITS) == (Tokenize("hi", special=False), True)
     answer = Tokenized([5, 6], [b"hi", b"\xc3"])
     assert json.loads(tokenize_result(answer, with_pieces=False)) == {"tokens": [5, 6]}
     assert json.loads(tokenize_result(answer, with_pieces=True)) == {

@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 MAX_VALUES = 1_000_000
 """Of a client's JSON: a message of an image's size that is full of empty arrays would block the loop for seconds."""
+MAX_INTEGER = 2**63 - 1
+"""The largest number that C and JSON libraries take: a client's 1e308 is a whole number for Python."""
 MAX_KEYS = 100_000
 """Keys cost the most: a million different ones would block the loop for a second, and again where they are written."""
 _COUNTED_AT_ONCE = 256 * 1024
@@ -114,19 +116,20 @@ class Fields:
             raise bad_request(self.name(key), "true or false", value)
         return value
 
-    def integer(self, key: str, low: int, high: int | None = None) -> int | None:
-        """A whole number from ``low`` to ``high`` (``None``: unbounded); also one written as a float, such as 2.0."""
+    def integer(self, key: str, low: int, high: int = MAX_INTEGER) -> int | None:
+        """A whole number from ``low`` to ``high``; also one written as a float, such as 2.0."""
         value = self.values.get(key)
         if value is None:
             return None
-        expected = f"a whole number from {low}" + ("" if high is None else f" to {high}")
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int):
+        expected = f"a whole number from {low}" + ("" if high == MAX_INTEGER else f" to {high}")
+        whole = int(value) if isinstance(value, float) and value.is_integer() else value
+        if isinstance(whole, bool) or not isinstance(whole, int):
             raise bad_request(self.name(key), expected, value)
-        if value < low or (high is not None and value > high):
+        if not low <= whole <= high:
+            if low <= whole:
+                expected = f"a whole number from {low} to {high}"
             raise out_of_range(self.name(key), expected, value)
-        return value
+        return whole
 
     def number(self, key: str, low: float, high: float, *, above_low: bool = False) -> float | None:
         value = self.values.get(key)

@@ -61,9 +61,10 @@ def _embedding(body: bytes, facts: Facts) -> Asked:
 
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Embedded)
-        return embedding_result(answer)
+        return embedding_result(answer, norm)
 
-    return Asked(parse_embedding(fields, facts.limits), render, model_name(fields))
+    query, norm = parse_embedding(fields, facts.limits)
+    return Asked(query, render, model_name(fields))
 
 
 def _rerank(body: bytes, facts: Facts) -> Asked:
