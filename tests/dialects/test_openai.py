@@ -429,6 +429,8 @@ EXTENSIONS_REFUSED = [
         ({"function_call": "auto"}, "function_call"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": True}, "stream_options"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream_options": {"include_obfuscation": False}, "stream": False}, "stream_options"),
         ({"return_progress": 1}, "return_progress"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"grammar": "g", "json_schema": {}}, "grammar"),
@@ -933,6 +935,11 @@ def test_a_constraint_that_is_not_known_is_refused_by_name(field: str) -> None:
         chat().receive(chat_body(**{field: value}))
     with pytest.raises(RequestError, match=f"^{field}: expected to be absent: {re.escape(instead)}"):
         chat().receive(chat_body(**{field: {"a": 1} if neutral == ({},) else 5}))
+
+
+def test_texts_to_embed_are_not_cut_without_a_word() -> None:
+    with pytest.raises(RequestError, match="^truncate_prompt_tokens: expected to be absent: a prompt is never cut"):
+        parse_embeddings(Fields({"input": "a", "truncate_prompt_tokens": 5}), LIMITS, 8)
 
 
 # Completions.

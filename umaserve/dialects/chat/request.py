@@ -55,7 +55,8 @@ def read_request(fields: Fields, limits: RequestLimits, voice: VoiceInfo | None,
         turns = (ChatTurn("system", system), *turns)
     generation = fields.object("generation") or Fields({})
     penalty = generation.number("length_penalty", MIN_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
-    chosen = sampling(generation, DEFAULTS)
+    # Of other servers' requests it would be a beam search's.
+    chosen = sampling(Fields({**generation.values, "length_penalty": None}, "generation."), DEFAULTS)
     request = Generate(
         id=request_id,
         prompt=turns,

@@ -19,8 +19,8 @@ _MAX_INT16 = 32760.0
 
 
 def parse_embedding(fields: Fields, limits: RequestLimits) -> tuple[Embed, int]:
-    """Parse a body of ``POST /embedding``, and how vectors are to be normalized; raises ``RequestError``. A prompt's cap
-    applies to all texts together."""
+    """Parse a body of ``POST /embedding``, and how vectors are to be normalized; raises ``RequestError``. A prompt's
+    cap applies to all texts together."""
     key = "input" if fields.values.get("content") is None and fields.values.get("input") is not None else "content"
     texts = embedded_texts(fields, key, limits)
     norm = fields.integer("embd_normalize", NONE, EUCLIDEAN)

@@ -207,8 +207,11 @@ def size_of(text: str | TokenIds | MixedText) -> int:
 
 def _asked(fields: Fields, requests: tuple[Generate, ...], *, echo: bool = False) -> CompletionRequest:
     n = _n_choices(fields)
-    stream_options = fields.object("stream_options") or Fields({})
     stream = fields.boolean("stream", False)
+    stream_options = fields.object("stream_options") or Fields({})
+    include_usage = stream_options.boolean("include_usage", False)
+    if not stream and any(value is not None for value in stream_options.values.values()):
+        raise RequestError(Fault.BAD_REQUEST, "stream_options", "expected to be absent where stream isn't true")
     model = model_name(fields)
     shared: dict[str, Any] = {
         "cache_prompt": fields.boolean("cache_prompt", True),
@@ -225,7 +228,7 @@ def _asked(fields: Fields, requests: tuple[Generate, ...], *, echo: bool = False
         choices=choices,
         choices_each=n,
         stream=stream,
-        include_usage=stream_options.boolean("include_usage", False),
+        include_usage=include_usage,
         echo=echo,
     )
 
