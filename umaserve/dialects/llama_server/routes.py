@@ -131,7 +131,7 @@ DIALECT = HttpDialect(
         "/rerank": Route("POST", EngineQuestion(_rerank)),
         "/models/load": Route("POST", OperatorsPage(_load), operators=True),
         "/models/unload": Route("POST", OperatorsPage(_unload), operators=True),
-        "/slots": Route("GET", _page_of_model(_slots)),
+        "/slots": Route("GET", _page_of_model(_slots), operators=True),
         "/lora-adapters": Route("GET", _page_of_model(lambda info, *_about: lora_adapters(info))),
         "/props": Route("GET", _page_of_model(lambda info, *_about: props(info))),
     },
