@@ -38,6 +38,10 @@ class Grammar:
     field: str = field(compare=False)
 
 
+SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")
+"""All samplers with parameters, in llama.cpp's default order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters. The defaults of ``top_p``, ``top_k`` and ``min_p`` are llama.cpp's; temperature 0 is
@@ -62,6 +66,8 @@ class Sampling:
     """Whether log-probabilities are those by which the token was drawn, of the tokens that the cut-offs left."""
     penalty_window: int = 64
     """So many of the last tokens, the prompt's included, count for the penalties."""
+    samplers: tuple[str, ...] = SAMPLERS
+    """The order in which they are applied. One that is missing here has parameters that turn it off."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,12 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """Ask for the tokens of a text. ``special``: with the model's start token, and control tokens recognized; always
-    so in a ``MixedText``, never in a ``Pair``."""
+    """Ask for the tokens of a text. ``begins``: with the model's start token; ``special``: with control tokens
+    recognized. Both always hold for a ``MixedText``, neither for a ``Pair``."""
 
     text: str | MixedText | Pair
-    special: bool
+    begins: bool = True
+    special: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,16 @@ class Detokenize:
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """Ask for a vector for each text, or with ``ranks`` for the score of each pair, as a vector of one number."""
+    """Ask for a vector for each text, or with ``ranks`` for the score of each pair, as a vector of one number. Vectors
+    have unit length, unless they are wanted ``raw``."""
 
     inputs: tuple[str | TokenIds | MixedText | Pair, ...]
     ranks: bool = False
+    raw: bool = False
+
+    def like(self, other: Embed) -> bool:
+        """Whether both want the same of their inputs."""
+        return (self.ranks, self.raw) == (other.ranks, other.raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,7 @@ class Detokenized:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """One vector of unit length for each input, or its score alone, and the total tokens of all inputs."""
+    """One vector for each input, or its score alone, and the total tokens of all inputs."""
 
     vectors: Sequence[Sequence[float]]
     prompt_tokens: int

@@ -55,6 +55,32 @@ def test_names_that_a_gate_answers_to(host: str, expected: int) -> None:
     assert status(request(host=host)) == expected
 
 
+@pytest.mark.parametrize(
+    ("header", "peer", "warnings"),
+    [
+        ("X-Forwarded-For: 192.0.2.7", "ip:127.0.0.1", 1),
+        ("Forwarded: for=192.0.2.7", "uid:1000", 1),
+        ("X-Forwarded-For: 192.0.2.7", "ip:192.0.2.1", 0),
+        ("X-Forwarded: 192.0.2.7", "ip:127.0.0.1", 0),
+    ],
+)
+def test_without_keys_a_proxy_on_this_machine_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture, header: str, peer: str, warnings: int
+) -> None:
+    open_gate = gate()
+    for _ in range(2):
+        open_gate.caller(request(header), "openai", peer)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
+
+
+def test_with_keys_a_proxy_is_none_to_warn_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = KeyFile(str(tmp_path / "keys.json"), missing_ok=True)
+    keyed = Gate(Names("", (), (), ()), keys, lambda: 0.0)
+    headers = (f"Authorization: Bearer {keys.add('ann')}", "X-Forwarded-For: 192.0.2.7")
+    assert not keyed.caller(request(*headers), "openai", "ip:127.0.0.1").operator
+    assert caplog.records == []
+
+
 def test_a_client_of_1_0_may_name_no_host() -> None:
     codec = HttpCodec(1024, 0)
     codec.receive_data(b"GET / HTTP/1.0\r\nOrigin: http://evil.example\r\n\r\n")

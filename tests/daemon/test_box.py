@@ -292,7 +292,7 @@ def test_who_asks_for_the_head_gets_no_events(world: BoxWorld) -> None:
     assert world.received() == b""
 
 
-GETS = ("/api/box", "/api/settings")
+GETS = ("/api/box", "/api/settings", "/slots")
 
 
 @pytest.mark.parametrize(

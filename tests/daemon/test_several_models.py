@@ -184,7 +184,7 @@ class ModelsWorld(World):
         return client
 
     def question(self, model: str, answers: list[bytes | RequestError]) -> Question:
-        query = Tokenize("one two", special=False)
+        query = Tokenize("one two", begins=False, special=False)
         question = Question(query, lambda _answer: b"made", answers.append, self.loop.now())
         self.models.ask(model, question)
         return question
@@ -774,7 +774,7 @@ def test_the_time_that_a_request_waits_unread_counts(new_world: NewWorld) -> Non
 
 def test_the_time_of_a_question_counts_from_its_arrival(new_world: NewWorld) -> None:
     world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
-    query = Tokenize("one two", special=False)
+    query = Tokenize("one two", begins=False, special=False)
     arrived_at = world.loop.now()
     world.turn(4.0)
     answers: list[bytes | RequestError] = []

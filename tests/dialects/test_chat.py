@@ -136,6 +136,11 @@ def test_an_answer_has_what_is_asked_for_within_the_operators_cap(
     assert tell(asked, generation={"max_new_tokens": wanted}).max_tokens == given
 
 
+def test_cached_prefixes_are_used_unless_the_request_says_no() -> None:
+    assert tell(dialect()).cache_prompt
+    assert not tell(dialect(), generation={"cache_prompt": False}).cache_prompt
+
+
 def test_content_may_be_a_list_of_texts() -> None:
     parts = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Reply."}]
     turns = [{"role": "system", "content": parts}, {"role": "user", "content": ""}]
@@ -146,7 +151,7 @@ def test_content_may_be_a_list_of_texts() -> None:
     "fields",
     [
         dict.fromkeys(["streaming", "generation", "tts", "image", "omni_mode", "enable_thinking", "auth"]),
-        {"generation": dict.fromkeys(["max_new_tokens", "temperature", "top_p", "length_penalty"])},
+        {"generation": dict.fromkeys(["max_new_tokens", "temperature", "top_p", "length_penalty", "cache_prompt"])},
         {"tts": {"enabled": False, "mode": "voice_cloning", "ref_audio_path": "/etc/passwd", "language": "xx"}},
         {"image": {"max_slice_nums": 9, "use_image_id": False}, "omni_mode": True},
         {"session": "x", "Streaming": 5, "generation": {"speed": 9}, "image": {"size": "x"}},

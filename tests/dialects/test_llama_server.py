@@ -17,12 +17,12 @@ from umaserve.dialects.llama_server.completions import NativeBody
 from umaserve.dialects.llama_server.embeddings import embedding_result, parse_embedding
 from umaserve.dialects.llama_server.errors import ERRORS
 from umaserve.dialects.llama_server.metrics import llama_metrics
-from umaserve.dialects.llama_server.requests import SAMPLERS, NativeRequest, infill_request, native_request
+from umaserve.dialects.llama_server.requests import NativeRequest, infill_request, native_request
 from umaserve.dialects.llama_server.rerank import RerankRequest, parse_rerank, rerank_result
 from umaserve.dialects.llama_server.slots import slots
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import ContextExceeded, Fault, ModelNotFound, RequestError
-from umaserve.messages import Generate, Infill, MixedText, Priority, Sampling, TokenIds
+from umaserve.messages import SAMPLERS, Generate, Infill, MixedText, Priority, Sampling, TokenIds
 from umaserve.outputs import (
     Finished,
     FinishReason,
@@ -175,6 +175,21 @@ def test_samplers_that_are_not_named_are_off() -> None:
     assert request.samplers == ("top_k",)
     assert request.choices[0].sampling == Sampling(temperature=1.0, top_k=7, top_p=1.0, min_p=0.0)
     assert asked().samplers == SAMPLERS
+    assert asked().choices[0].sampling.samplers == SAMPLERS
+
+
+@pytest.mark.parametrize(
+    "samplers",
+    [["temperature", "top_k", "min_p"], "tkm", ["Temp", "top-k", "minp"], ["temperature", "dry", "topk", "min-p"]],
+)
+def test_samplers_are_used_in_the_order_of_the_request(samplers: Any) -> None:
+    request = asked(samplers=samplers)
+    assert request.samplers == request.choices[0].sampling.samplers == ("temperature", "top_k", "min_p")
+    assert request.choices[0].sampling.top_p == 1.0
+
+
+def test_an_empty_prompt_is_one() -> None:
+    assert [choice.prompt for choice in asked(prompt=["", "a"]).choices] == ["", "a"]
 
 
 @pytest.mark.parametrize("bias", [[[5, -1.5], [6, False]], {"5": -1.5, "6": False}])
@@ -217,6 +232,8 @@ def test_adapters_by_number_or_name(lora: Any, adapters: Any) -> None:
         ({"n_probs": 101}, "n_probs: expected a whole number from 0 to 100, got 101"),
         ({"seed": -2}, "seed: expected a whole number from 0 to 4294967294, got -2"),
         ({"mirostat": 1}, "mirostat: expected to be absent: this server has no such sampler"),
+        ({"n_predict": 1e308}, f"n_predict: expected a whole number from -1 to {2**63 - 1}, got 1e+308"),
+        ({"samplers": ["top_k", "topk"]}, "samplers: expected each sampler once, got one repeated"),
         ({"samplers": [1]}, "samplers[0]: expected a non-empty string of at most 32 bytes, got a whole number"),
         ({"logit_bias": [[1]]}, "logit_bias: expected pairs of a token id or a text and its bias"),
         ({"logit_bias": [[True, 1]]}, "logit_bias: expected pairs of a token id or a text and its bias"),
@@ -601,9 +618,20 @@ def test_adapters_have_numbers_and_no_paths() -> None:
 
 @pytest.mark.parametrize("key", ["content", "input"])
 def test_embeddings_in_the_native_form(key: str) -> None:
-    assert parse_embedding(Fields({key: ["a", [1]]}), LIMITS) == Embed(("a", TokenIds((1,))))
-    made = embedding_result(Embedded([[0.5, 0.5], [1.0, 0.0]], 3))
+    assert parse_embedding(Fields({key: ["a", [1]]}), LIMITS) == (Embed(("a", TokenIds((1,)))), 2)
+    made = embedding_result(Embedded([[0.5, 0.5], [1.0, 0.0]], 3), 2)
     assert orjson.loads(made) == [{"index": 0, "embedding": [[0.5, 0.5]]}, {"index": 1, "embedding": [[1.0, 0.0]]}]
+
+
+@pytest.mark.parametrize(
+    ("norm", "vector"), [(-1, [3.0, -1.0, 0.0]), (0, [32760.0, -10920.0, 0.0]), (1, [0.75, -0.25, 0.0])]
+)
+def test_vectors_are_normalized_as_asked(norm: int, vector: list[float]) -> None:
+    asked = parse_embedding(Fields({"content": "a", "embd_normalize": norm}), LIMITS)
+    assert asked == (Embed(("a",), raw=True), norm)
+    nothing = [0.0, 0.0, 0.0]
+    made = orjson.loads(embedding_result(Embedded([[3.0, -1.0, 0.0], nothing], 3), norm))
+    assert [item["embedding"] for item in made] == [[vector], [nothing]]
 
 
 @pytest.mark.parametrize(
@@ -611,7 +639,7 @@ def test_embeddings_in_the_native_form(key: str) -> None:
     [
         ({}, "content: expected a string or an array of token ids, got null"),
         ({"input": 5}, "input: expected a string or an array of token ids, got a whole number"),
-        ({"content": "a", "embd_normalize": 1}, "embd_normalize: expected 2, vectors of unit length, got 1"),
+        ({"content": "a", "embd_normalize": 3}, "embd_normalize: expected a whole number from -1 to 2, got 3"),
         ({"content": ["x" * 60, "x" * 60]}, "content: expected at most 100 bytes, got 120"),
     ],
 )

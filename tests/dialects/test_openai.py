@@ -429,6 +429,8 @@ EXTENSIONS_REFUSED = [
         ({"function_call": "auto"}, "function_call"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": True}, "stream_options"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream_options": {"include_obfuscation": False}, "stream": False}, "stream_options"),
         ({"return_progress": 1}, "return_progress"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"grammar": "g", "json_schema": {}}, "grammar"),
@@ -593,7 +595,6 @@ def test_a_wrong_field_beyond_openais_is_refused_in_a_completion_too(wanted: Wan
     ("wanted", "expected"),
     [
         ({"prompt": None}, "prompt: expected a string or an array of token ids, got null"),
-        ({"prompt": ""}, "prompt: expected a non-empty string, got an empty one"),
         ({"prompt": []}, "prompt: expected 1 to 16 texts, got 0"),
         ({"prompt": ["a"] * 17}, "prompt: expected 1 to 16 texts, got 17"),
         ({"prompt": ["a", 1, -1]}, "prompt[2]: expected a whole number from 0 to 2147483647, got -1"),
@@ -611,7 +612,9 @@ def test_a_wrong_field_beyond_openais_is_refused_in_a_completion_too(wanted: Wan
         ({"echo": 1}, "echo: expected true or false, got a whole number"),
         ({"echo": True, "logprobs": 0}, "echo: expected false where logprobs are asked for, got true"),
         ({"echo": True, "prompt": [1]}, "echo: expected false where the prompt is token ids, got true"),
-        ({"max_tokens": 0}, "max_tokens: expected a whole number from 1, got 0"),
+        ({"max_tokens": -2}, "max_tokens: expected a whole number from 0, got -2"),
+        ({"max_tokens": 1e308}, "max_tokens: expected a whole number from 0 to 9223372036854775807, got 1e+308"),
+        ({"n_predict": 2**64}, f"n_predict: expected a whole number from 0 to {2**63 - 1}, got 1.8446744073709552e+19"),
     ],
 )
 def test_a_wrong_completion_field_is_refused_by_its_name(wanted: Wanted, expected: str) -> None:
@@ -932,6 +935,11 @@ def test_a_constraint_that_is_not_known_is_refused_by_name(field: str) -> None:
         chat().receive(chat_body(**{field: value}))
     with pytest.raises(RequestError, match=f"^{field}: expected to be absent: {re.escape(instead)}"):
         chat().receive(chat_body(**{field: {"a": 1} if neutral == ({},) else 5}))
+
+
+def test_texts_to_embed_are_not_cut_without_a_word() -> None:
+    with pytest.raises(RequestError, match=r"^truncate_prompt_tokens: expected to be absent: a prompt is never cut"):
+        parse_embeddings(Fields({"input": "a", "truncate_prompt_tokens": 5}), LIMITS, 8)
 
 
 # Completions.
@@ -1442,9 +1450,9 @@ def test_shortened_vectors_are_of_unit_length_again() -> None:
 
 
 def test_tokenize() -> None:
-    assert parse_tokenize(Fields({"content": ""}), LIMITS) == (Tokenize("", False), False)
-    wanted = {"content": "hi", "add_special": True, "with_pieces": True}
-    assert parse_tokenize(Fields(wanted), LIMITS) == (Tokenize("hi", True), True)
+    assert parse_tokenize(Fields({"content": ""}), LIMITS) == (Tokenize("", begins=False), False)
+    wanted = {"content": "hi", "add_special": True, "with_pieces": True, "parse_special": False}
+    assert parse_tokenize(Fields(wanted), LIMITS) == (Tokenize("hi", special=False), True)
     answer = Tokenized([5, 6], [b"hi", b"\xc3"])
     assert json.loads(tokenize_result(answer, with_pieces=False)) == {"tokens": [5, 6]}
     assert json.loads(tokenize_result(answer, with_pieces=True)) == {

@@ -500,3 +500,20 @@ def test_a_turn_of_a_chat_is_as_described(daemon: Daemon, request_: dict):
                 check_answer(last, upgraded["x-server-message"])
     assert last is not None
     assert last["type"] == ("error" if "top_p" in str(request_) else "done")
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_no_number_is_too_large_to_be_refused(http: httpx.Client, path: str):
+    body = next(value for where, _name, value in EXAMPLES if where == path)
+    failed = []
+    for where, _described in fields(request_schema(POSTS[path])):
+        for value in (1e308, -1e308, 2**64, -(2**63) - 1):
+            asked = copy.deepcopy(body)
+            inner = asked
+            for name in where[:-1]:
+                inner = inner.setdefault(name, {})
+            inner[where[-1]] = value
+            response = http.post(path, json=asked)
+            if response.status_code not in (200, 400, 404, 501):
+                failed.append((where, value, response.status_code))
+    assert failed == []

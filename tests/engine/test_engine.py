@@ -130,7 +130,7 @@ def test_log_probabilities_come_only_where_they_are_asked_for(plain: LlamaEngine
 
 
 def test_a_control_token_is_reported_as_it_is_written(plain: LlamaEngine):
-    (end,) = plain.end_tokens & set(plain.answer(Tokenize("<|im_end|>", special=True)).ids)
+    (end,) = plain.end_tokens & set(plain.answer(Tokenize("<|im_end|>")).ids)
     stream = Stream(plain, max_tokens=1, logprobs=0, sampling=Sampling(logit_bias=((end, 100.0),)))
     run = Run(0, 0, stream.prepared.tokens, stream.prepared.sampler, 0)
     assert plain.run(Tick([], [run])).logprobs[0][0].chosen.piece == b"<|im_end|>"
@@ -192,7 +192,7 @@ def test_a_change_that_is_refused_changes_nothing(plain: LlamaEngine):
 
 @pytest.mark.parametrize("wanted", [None, N_CTX, 10**9])
 def test_an_answer_is_cut_to_what_the_context_holds(plain: LlamaEngine, wanted: int | None):
-    room = N_CTX - len(plain.answer(Tokenize(STORY, special=True)).ids)
+    room = N_CTX - len(plain.answer(Tokenize(STORY)).ids)
     assert plain.prepare(Generate("t", STORY, wanted)).max_tokens == room
     stream = Stream(plain, max_tokens=10)
     stream.change(max_tokens=wanted)
@@ -443,7 +443,7 @@ def test_a_call_that_goes_wrong_is_kept_to_the_grammar(plain: LlamaEngine, scrip
 
 def test_a_change_keeps_waiting_for_the_tag(plain: LlamaEngine):
     stream = Stream(plain, max_tokens=100, tools=TOOLS).run(2)
-    tag = plain.answer(Tokenize("<tool_call>", special=False)).ids
+    tag = plain.answer(Tokenize("<tool_call>", begins=False, special=False)).ids
     for token in tag:
         stream.change(sampling=Sampling(logit_bias=((token, 100.0),)))
         stream.run(1)
@@ -478,7 +478,7 @@ def test_tools_that_contradict_the_rest_are_refused(plain: LlamaEngine, fields: 
 
 
 def test_the_tags_of_calls_are_shown_though_they_are_control_tokens(plain: LlamaEngine, monkeypatch):
-    (token,) = plain.answer(Tokenize("<repo_name>", special=True)).ids[-1:]
+    (token,) = plain.answer(Tokenize("<repo_name>")).ids[-1:]
     assert plain._model.pieces[token] == b""
     monkeypatch.setattr(plain._model, "pieces", list(plain._model.pieces))
     plain._model.show(ToolForm(("<repo_name>", Slot.NAME, Slot.ARGUMENTS)))
@@ -489,13 +489,15 @@ def test_the_tags_of_calls_are_shown_though_they_are_control_tokens(plain: Llama
 
 
 def test_a_prompt_of_tokens_is_used_as_it_is(plain: LlamaEngine):
-    ids = tuple(plain.answer(Tokenize(STORY, special=True)).ids)
+    ids = tuple(plain.answer(Tokenize(STORY)).ids)
     assert plain.prepare(Generate("t", TokenIds(ids))).tokens == ids
     assert Stream(plain, TokenIds(ids), max_tokens=5).run().tokens == Stream(plain, max_tokens=5).run().tokens
 
 
 def test_a_prompt_of_texts_and_tokens_has_one_after_another(plain: LlamaEngine):
-    first, second = (tuple(plain.answer(Tokenize(text, special=False)).ids) for text in ("Once upon", " a time"))
+    first, second = (
+        tuple(plain.answer(Tokenize(text, begins=False, special=False)).ids) for text in ("Once upon", " a time")
+    )
     for parts in ((TokenIds(first), " a time"), ("Once upon", TokenIds(second))):
         assert tuple(plain.prepare(Generate("t", MixedText(parts))).tokens) == first + second
     with pytest.raises(RequestError, match=r"^prompt\[0\]: expected a token id"):
@@ -516,6 +518,11 @@ def test_token_ids_beyond_the_vocabulary_are_refused(pooled: LlamaEngine, wrong:
         assert caught.value.fault is Fault.BAD_REQUEST
 
 
+def test_an_empty_text_without_a_start_token_has_an_empty_answer(plain: LlamaEngine):
+    prepared = plain.prepare(Generate("t", "", max_tokens=5))
+    assert (list(prepared.tokens), prepared.max_tokens) == ([], 0)
+
+
 def test_an_empty_prompt_of_tokens_is_refused(plain: LlamaEngine):
     with pytest.raises(RequestError, match="prompt: expected at least one token"):
         plain.prepare(Generate("t", TokenIds(())))
@@ -524,19 +531,19 @@ def test_an_empty_prompt_of_tokens_is_refused(plain: LlamaEngine):
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("text", ["", "Hello, wörld 🙂", "<|im_start|>user\n"])
 def test_tokens_and_text_are_each_others_answer(plain: LlamaEngine, text: str, special: bool):
-    tokenized = plain.answer(Tokenize(text, special))
+    tokenized = plain.answer(Tokenize(text, special=special))
     assert isinstance(tokenized, Tokenized)
     assert b"".join(tokenized.pieces).decode() == text
     assert plain.answer(Detokenize(tuple(tokenized.ids))) == Detokenized(text)
 
 
 def test_control_tokens_are_plain_text_unless_asked_for(plain: LlamaEngine):
-    lengths = [len(plain.answer(Tokenize("<|im_start|>", special)).ids) for special in (True, False)]
+    lengths = [len(plain.answer(Tokenize("<|im_start|>", special=special)).ids) for special in (True, False)]
     assert lengths[0] == 1 < lengths[1]
 
 
 def test_a_part_of_a_character_is_replaced(plain: LlamaEngine):
-    ids = plain.answer(Tokenize("🙂", special=False)).ids
+    ids = plain.answer(Tokenize("🙂", begins=False, special=False)).ids
     assert len(ids) > 1
     assert plain.answer(Detokenize(tuple(ids[:1]))) == Detokenized("\ufffd")
 
@@ -559,14 +566,22 @@ def test_the_model_is_described(plain: LlamaEngine):
 def test_vectors_are_of_unit_length_and_closer_for_what_is_alike(pooled: LlamaEngine):
     texts = ("The cat sleeps on the sofa.", "A kitten naps on the couch.", "Quarterly revenue rose by nine percent.")
     answer = pooled.embed(Embed((*texts, texts[0])), no_pause)
-    assert answer.prompt_tokens == sum(len(pooled.answer(Tokenize(text, True)).ids) for text in (*texts, texts[0]))
+    assert answer.prompt_tokens == sum(len(pooled.answer(Tokenize(text)).ids) for text in (*texts, texts[0]))
     vectors = np.array(answer.vectors)
     assert vectors.shape == (4, pooled.info.embedding_length)
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
     assert np.allclose(vectors[0], vectors[3], atol=1e-3)
     assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.05
-    ids = TokenIds(tuple(pooled.answer(Tokenize(texts[1], special=True)).ids))
+    ids = TokenIds(tuple(pooled.answer(Tokenize(texts[1])).ids))
     assert np.allclose(pooled.embed(Embed((ids,)), no_pause).vectors, vectors[1], atol=1e-3)
+
+
+def test_raw_vectors_are_the_same_before_their_length_is_taken_away(pooled: LlamaEngine):
+    texts = ("The cat sleeps on the sofa.", "A kitten naps on the couch.")
+    raw, unit = (np.array(pooled.embed(Embed(texts, raw=raw), no_pause).vectors) for raw in (True, False))
+    lengths = np.linalg.norm(raw, axis=1, keepdims=True)
+    assert (abs(lengths - 1) > 0.1).all()
+    assert np.allclose(raw / lengths, unit, atol=1e-3)
 
 
 def test_embeddings_between_ticks_leave_the_streams_as_they_are(plain: LlamaEngine, pooled: LlamaEngine):
@@ -682,7 +697,7 @@ def test_guesses_that_are_right_are_taken_and_nothing_is_left_of_the_others(
 ):
     alone = Stream(plain, max_tokens=12).run()
     stream = Stream(plain, max_tokens=12).run(1)
-    (wrong,) = plain.answer(Tokenize("@", special=False)).ids
+    (wrong,) = plain.answer(Tokenize("@", begins=False, special=False)).ids
     draft_tokens = [*alone.tokens[1 : 1 + right], *[wrong] * (4 - right)]
     start = len(stream.prepared.tokens)
     run = Run(0, start, [alone.tokens[0], *draft_tokens], stream.prepared.sampler, logprobs, len(draft_tokens))

@@ -38,7 +38,7 @@ def test_each_pair_has_a_score_that_does_not_depend_on_the_others(ranks: EngineW
 
 
 def test_a_pair_is_tokenized_apart_as_it_is_for_its_score(ranks: EngineWorld) -> None:
-    tokens = ranks.engine.answer(Tokenize(PAIRS[0], special=True))
+    tokens = ranks.engine.answer(Tokenize(PAIRS[0]))
     assert isinstance(tokens, Tokenized)
     assert len(tokens.ids) == ranks.engine.embed(Embed(PAIRS[:1], ranks=True), no_pause).prompt_tokens
     assert b"".join(tokens.pieces).count(b"abc") == 1

@@ -13,7 +13,7 @@ from umaserve.engine.candidates import COLUMNS, Candidates, Logits
 from umaserve.engine.logprobs import Scores, scores_after
 from umaserve.engine.sampling import Sampler
 from umaserve.errors import RequestError
-from umaserve.messages import Sampling
+from umaserve.messages import SAMPLERS, Sampling
 from umaserve.outputs import Logprobs, Scored
 
 N = 8
@@ -49,6 +49,40 @@ def choose(sampling: Sampling, logits: list[float], seen: list[int]) -> int:
 def test_penalties_count_the_last_tokens(penalty: dict, seen: list[int], chosen: int, temperature: dict):
     logits = [0.0, 0.0, 0.0, 3.0, 0.0, 2.0, 0.0, -9.0]
     assert choose(Sampling(**penalty, **temperature), logits, seen) == chosen
+
+
+FIRST_CUT = ("top_k", "top_p", "min_p", "penalties", "temperature")
+
+
+@pytest.mark.parametrize(
+    ("samplers", "chosen"),
+    [
+        (SAMPLERS, 5),
+        (FIRST_CUT, 3),
+        (("temperature", *FIRST_CUT[:4]), 3),
+        (("penalties", "temperature", "top_k"), 5),
+        (("top_k", "temperature"), 3),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_samplers_are_applied_in_their_order(samplers: tuple[str, ...], chosen: int, temperature: float):
+    # The cut-off leaves the likeliest token only: before the penalties that is 3, after them 5.
+    logits = [0.0, 0.0, 0.0, 3.0, 0.0, 2.0, 0.0, -9.0]
+    off = {} if "penalties" in samplers else {"presence_penalty": 0.0}
+    sampling = Sampling(**{"presence_penalty": 2.0, **off}, temperature=temperature, top_k=1, samplers=samplers)
+    assert choose(sampling, logits, [3]) == chosen
+
+
+def test_a_cut_by_probability_before_the_number_sees_all_tokens():
+    # Of all tokens the first has 0.4 of the probability, of the two likeliest 0.67.
+    logits = np.log(np.array([4, 2, 1, 1, 1, 1, 0.001, 0.001], np.float32))
+    left = []
+    for samplers in (("top_p", "top_k", "temperature"), ("temperature", "top_k", "top_p")):
+        sampling = Sampling(temperature=1.0, top_k=2, top_p=0.5, min_p=0.0, samplers=samplers)
+        sampler = Sampler(N, (0,), sampling, None)
+        sampler.sample(logits.copy(), Candidates(N))
+        left.append(len(sampler.left))
+    assert left == [2, 1]
 
 
 def test_penalties_count_the_sampled_tokens():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import sqlite3
@@ -17,6 +18,7 @@ from relay_peers import CHAT, MODEL, Client, Relay, Worker, wait_until
 from umaserve.access.client_keys import ClientKeys, Terms
 from umaserve.errors import Fault, RequestError
 from umaserve.relay.accounts import SPEND_AT_ONCE, Accounts, Tally
+from umaserve.wire.multipart import read_form
 from umaserve.wire.relay_messages import TokenCounts
 
 FULL = {"name": "full", "class": "background", "requests_per_minute": 2, "tokens_per_minute": 30, "models": [MODEL]}
@@ -239,6 +241,114 @@ def test_a_websocket_gets_only_the_keys_models(
         assert json.loads(worker.request()["body"]) == steering
         socket.send(later)
     assert "this key" in json.dumps(socket.receive())
+    assert socket.closed()[0] == 1011
+
+
+FORM = "--b\r\nContent-Disposition: form-data; %s\r\n\r\n%s\r\n"
+AUDIO = FORM % ('name="file"; filename="a"', "RIFF")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (f'{{"model": "{MODEL}", "Model": "other"}}', 'Model: expected the key "model" in lower case'),
+        (f'{{"model": "{MODEL}", "\\u004dodel": "other"}}', 'Model: expected the key "model" in lower case'),
+        (f'{{"model": "{MODEL}", "\u017ftream": true}}', 'expected the key "stream" in lower case'),
+        (f'{{"model": "{MODEL}", "MAX_TOKENS": 9}}', 'MAX_TOKENS: expected the key "max_tokens" in lower case'),
+        (f'{{"model": "other", "model": "{MODEL}"}}', "body: expected each key of an object once"),
+        (f'{{"mode\\u006c": "other", "model": "{MODEL}"}}', "body: expected each key of an object once"),
+        (f'{{"model": "{MODEL}", "messages": [{{"content": "a:b", "content": "c"}}]}}', "body: expected each key"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/api/chat", "/tokenize"])
+def test_a_body_that_servers_read_differently_reaches_none(relay: Relay, path: str, body: str, message: str) -> None:
+    worker, headers = relay.worker(MODEL, "other"), key(relay, "alice", models=[MODEL])
+    refused = post(relay, headers, path, "application/json", body).receive()
+    assert (refused.status, message in refused.body.decode().replace('\\"', '"')) == (400, True), refused.body
+    asked = ask(relay, headers, tools=[{"Model": "a", "model": "::"}], note='{"a":1}\\:')
+    assert json.loads(worker.answer()["body"])["tools"] == [{"Model": "a", "model": "::"}]
+    assert asked.receive().status == 200
+
+
+def test_a_worker_gets_what_was_parsed_and_its_type(relay: Relay) -> None:
+    worker, headers = relay.worker(MODEL, "other"), key(relay, "alice", models=[MODEL])
+    # The count of colons is equal, so nothing seems repeated; and in UTF-7 the text would end early.
+    text = "\\u003a +ACI-,+ACI-model+ACI-:+ACI-other"
+    body = f'{{"model":"other","model":"{MODEL}","prompt":"{text}"}}'
+    client = post(relay, headers, "/v1/completions", "application/json; charset=utf-7", body)
+    request = worker.answer()
+    assert request["headers"]["content-type"] == "application/json"
+    assert request["body"] == json.dumps(
+        {"model": MODEL, "prompt": text.replace("\\u003a", ":")}, separators=(",", ":"), ensure_ascii=False
+    )
+    assert client.receive().status == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ((('name="model"', MODEL), ('name="model"', "other")), "model: expected one value, got several"),
+        ((('name="model"', MODEL), ('name="Model"', "other")), 'Model: expected the key "model" in lower case'),
+        ((('name="model"; filename="m"', MODEL),), "model: expected a value, got a file"),
+    ],
+)
+def test_a_form_that_servers_read_differently_reaches_none(
+    relay: Relay, fields: tuple[tuple[str, str], ...], message: str
+) -> None:
+    relay.worker(MODEL, "other", features=["forms"])
+    refused = transcribe(relay, fields).receive()
+    assert (refused.status, refused.error["message"]) == (400, message)
+
+
+def test_a_worker_gets_a_form_whose_boundary_no_client_knows(relay: Relay) -> None:
+    worker = relay.worker(MODEL, "other", features=["forms"])
+    # Some servers end lines at a bare LF.
+    hidden = '\n--b\nContent-Disposition: form-data; name="model"\n\nother\n--b--\n'
+    client = transcribe(relay, (("name=\"model\"; name*=utf-8''x", MODEL), ('name="prompt"', hidden)))
+    request = worker.answer()
+    content_type = request["headers"]["content-type"]
+    assert content_type != "multipart/form-data; boundary=b"
+    parts = read_form(base64.b64decode(request["body"]), content_type)
+    assert [(part.name, bytes(part.data)) for part in parts] == [
+        ("model", MODEL.encode()),
+        ("prompt", hidden.encode()),
+        ("file", b"RIFF"),
+    ]
+    assert client.receive().status == 200
+
+
+def transcribe(relay: Relay, fields: tuple[tuple[str, str], ...]) -> Client:
+    """A form with these fields and a file, from a client whose key has one model."""
+    content = "".join(FORM % field for field in fields) + AUDIO + "--b--\r\n"
+    headers = key(relay, "alice", models=[MODEL])
+    return post(relay, headers, "/v1/audio/transcriptions", "multipart/form-data; boundary=b", content)
+
+
+def post(relay: Relay, headers: dict[str, str], path: str, content_type: str, body: str) -> Client:
+    client, content = relay.client(), body.encode()
+    fields = {"Host": "localhost", "Content-Type": content_type, "Content-Length": len(content), **headers}
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
+    client.send("\r\n".join(lines).encode() + content)
+    return client
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    "message",
+    [
+        f'{{"type": "config", "model": "{MODEL}", "Model": "other"}}',
+        f'{{"type": "config", "model": "other", "model": "{MODEL}"}}',
+        f'{{"type": "config", "Type": "control", "model": "{MODEL}"}}',
+    ],
+)
+def test_a_message_that_servers_read_differently_reaches_none(relay: Relay, first: bool, message: str) -> None:
+    worker = relay.worker(MODEL, "other", features=["websocket"])
+    socket = relay.connect("/generate", **key(relay, "alice", models=[MODEL]))
+    if not first:
+        socket.send({"type": "config", "model": MODEL})
+        worker.request()
+    socket.send(message)
+    assert "expected" in json.dumps(socket.receive())
     assert socket.closed()[0] == 1011
 
 

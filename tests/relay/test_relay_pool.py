@@ -941,6 +941,20 @@ def test_time_in_the_queue_is_counted_over_requeues_and_time_with_a_worker_is_no
     assert client.outcome == ("fail", 504, "queue timeout: no worker available within deadline")
 
 
+def test_who_has_waited_once_has_the_rest_of_its_time_when_its_next_worker_is_lost(relay: Relay) -> None:
+    link = relay.connect("a")
+    client = relay.ask()
+    relay.loop.advance(REQUEST_S - 1)
+    link.drop()
+    relay.loop.advance(QUEUE_S / 2)
+    relay.connect("a").drop()
+    assert client.request.waited_s == QUEUE_S / 2
+    relay.loop.advance(QUEUE_S / 2 - 0.5)
+    assert client.outcome is None
+    relay.loop.advance(0.5)
+    assert client.outcome == ("fail", 504, "queue timeout: no worker available within deadline")
+
+
 # Cancelled requests.
 
 

@@ -364,20 +364,17 @@ def test_what_is_wrong_reaches_no_worker(relay: Relay, fields: dict[str, Any], p
 
 
 def test_a_body_that_is_nested_too_deep_to_be_written_is_refused(relay: Relay) -> None:
-    worker = relay.worker()
+    relay.worker()
     deep = b"[" * 300 + b"]" * 300
     body = b'{"input":"x","background":true,"a":%b}' % deep
     for path in (PATH, CHAT):
         assert relay.client().post(path, body).receive().error["message"].startswith("body: expected nesting")
-    as_it_is = b'{"model":"%b","input":[{"a":%b}]}' % (MODEL.encode(), deep)
-    relay.client().post(PATH, as_it_is)
-    assert worker.answer()["body"] == as_it_is.decode()
 
 
 @pytest.mark.parametrize("fields", ['"input":5', '"store":"no","input":"x"', '"previous_response_id":null'])
 def test_the_worker_says_what_is_wrong_with_the_rest(relay: Relay, fields: str) -> None:
     worker, client = relay.worker(), relay.client()
-    body = f'{{"model": "{MODEL}", {fields}}}'
+    body = f'{{"model":"{MODEL}",{fields}}}'
     client.post(PATH, body.encode())
     assert worker.answer(response())["body"] == body
     assert client.receive().body.decode() == response()

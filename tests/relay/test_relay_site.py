@@ -25,7 +25,7 @@ from umaserve.access.client_keys import ClientKeys
 from umaserve.dialects.ollama.models import API_VERSION
 from umaserve.net.channel import Channel
 from umaserve.net.loop import Loop
-from umaserve.relay import intake as intake_module
+from umaserve.relay import bodies as bodies_module
 from umaserve.relay import request as request_module
 from umaserve.relay import site as site_module
 from umaserve.relay.pool import Pool, PoolLimits
@@ -266,7 +266,7 @@ def test_anthropics_clients_see_the_models_a_page_at_a_time(relay: Relay) -> Non
 
 
 def test_a_body_of_too_many_values_is_not_parsed(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake_module, "MAX_VALUES", 40)
+    monkeypatch.setattr(bodies_module, "MAX_VALUES", 40)
     worker = relay.worker()
     client = relay.client()
     response = client.post(x=[[]] * 40).receive()
@@ -394,8 +394,14 @@ def transcribe(relay: Relay, path: str = "/v1/audio/transcriptions", **fields: s
     return client
 
 
+def sent_form(request: dict[str, Any]) -> list[tuple[str, bytes, str | None]]:
+    """The parts of the form that a worker gets."""
+    parts = read_form(base64.b64decode(request["body"]), request["headers"]["content-type"])
+    return [(part.name, bytes(part.data), part.filename) for part in parts]
+
+
 @pytest.mark.parametrize("stream", ["true", "false"])
-def test_a_form_is_relayed_byte_by_byte_to_workers_that_take_them(relay: Relay, stream: str) -> None:
+def test_a_form_is_relayed_to_workers_that_take_them(relay: Relay, stream: str) -> None:
     relay.worker(features=["bytes"])
     refused = transcribe(relay, model=MODEL).receive()
     assert refused.status == 503
@@ -405,8 +411,11 @@ def test_a_form_is_relayed_byte_by_byte_to_workers_that_take_them(relay: Relay, 
     client = transcribe(relay, model=MODEL, stream=stream)
     request = worker.request()
     assert (request["model"], request["is_streaming"], request["encoding"]) == (MODEL, stream == "true", "base64")
-    assert request["headers"]["content-type"] == "multipart/form-data; boundary=b"
-    assert base64.b64decode(request["body"]) == form(model=MODEL, stream=stream)
+    assert sent_form(request) == [
+        ("model", MODEL.encode(), None),
+        ("file", SOUND, "a"),
+        ("stream", stream.encode(), None),
+    ]
     worker.complete(request, headers={"content-type": "application/json"}, body='{"text":"It rains."}')
     assert client.receive().json == {"text": "It rains."}
 
@@ -418,8 +427,7 @@ def test_a_form_gets_the_name_of_the_default_model(relay: Relay, path: str, fiel
     client = transcribe(relay, path, **fields)
     request = worker.request()
     assert (request["model"], request["endpoint_path"]) == (MODEL, path)
-    sent = read_form(base64.b64decode(request["body"]), "multipart/form-data; boundary=b")
-    assert {part.name: bytes(part.data) for part in sent.parts} == {"model": MODEL.encode(), "file": SOUND}
+    assert sent_form(request) == [("model", MODEL.encode(), None), ("file", SOUND, "a")]
     client.close()
 
 

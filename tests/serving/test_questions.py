@@ -153,14 +153,17 @@ def test_no_asker_waits_for_all_texts_of_another(world: QuestionWorld, size: int
     assert [name for name, _answer in world.answers] == ["one", "many"]
 
 
-def test_scores_are_not_asked_for_together_with_vectors(world: QuestionWorld) -> None:
-    asked: list[bool] = []
+@pytest.mark.parametrize("other", [{"ranks": True}, {"raw": True}])
+def test_only_what_is_wanted_alike_is_embedded_together(world: QuestionWorld, other: dict[str, bool]) -> None:
+    asked: list[Embed] = []
     embed = world.engine.embed
-    world.engine.embed = lambda query, pause: (asked.append(query.ranks), embed(query, pause))[1]
-    for ranks in (False, False, True, True):
-        world.ask(Embed((TokenIds((1,)),), ranks))
+    world.engine.embed = lambda query, pause: (asked.append(query), embed(query, pause))[1]
+    one = TokenIds((1,))
+    for wanted in ({}, {}, other, other):
+        world.ask(Embed((one,), **wanted))
     world.finish()
-    assert asked == [False, False, True]
+    # The first is in work when the second comes.
+    assert asked == [Embed((one,)), Embed((one,)), Embed((one, one), **other)]
 
 
 def test_ticks_run_while_texts_are_embedded(world: QuestionWorld) -> None:

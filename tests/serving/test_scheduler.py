@@ -47,6 +47,18 @@ def world() -> SchedulerWorld:
 # To the end.
 
 
+def test_a_request_for_no_tokens_takes_no_tick() -> None:
+    world = SchedulerWorld()
+    client = world.arrive("hello", max_tokens=0)
+    world.turn_until(lambda: client.end)
+    assert (client.text, client.end) == ("", FinishReason.LENGTH)
+    last = client.outputs[-1]
+    assert isinstance(last, Finished)
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (5, 0)
+    assert world.engine.ticks == []
+    world.finish()
+
+
 def test_one_request() -> None:
     world = SchedulerWorld()
     client = world.arrive("hello", max_tokens=5)

@@ -49,7 +49,7 @@ class Client:
             self.at_token()
 
     def _length(self, request: Generate) -> int:
-        return min(request.max_tokens or DEFAULT_MAX_TOKENS, self._room)
+        return min(DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens, self._room)
 
     @property
     def tokens(self) -> list[Token]:

@@ -402,7 +402,7 @@ class StandInEngine:
         room = self.capacity.sequence_tokens - len(tokens)
         if room < 1:
             raise RequestError(Fault.CONTEXT_EXCEEDED, "prompt", "too long")
-        return min(request.max_tokens or DEFAULT_MAX_TOKENS, room)
+        return min(DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens, room)
 
     def run(self, tick: Tick) -> TickResult:
         self.ticks.append(tick)

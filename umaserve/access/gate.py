@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -12,6 +13,9 @@ from umaserve.serving.caller import Caller
 from umaserve.serving.rates import RateLimits
 from umaserve.settings.addresses import is_loopback, is_wildcard, parse_address
 from umaserve.wire.http_head import Refusal, Request, parse_authority, shown
+from umaserve.wire.multipart import MULTIPART
+
+log = logging.getLogger(__name__)
 
 SUBPROTOCOL = "umaserve"
 KEY_SUBPROTOCOL = "bearer."
@@ -23,9 +27,10 @@ _CORS_AGE_S = "600"
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]*)")
 _DEFAULTS = ("", "application/octet-stream", "application/x-www-form-urlencoded")
 """Types that clients give a body where nobody has told them its type."""
-MULTIPART = "multipart/form-data"
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 """Default ports by scheme, for origins without a port."""
+_FORWARDED = ("x-forwarded-for", "forwarded")
+"""Headers by which proxies tell whom a request is from."""
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+( *, *[A-Za-z0-9-]+)*")
 
 
@@ -44,6 +49,7 @@ class Gate:
     def __init__(self, names: Names, keys: KeyFile | None, now: Callable[[], float]) -> None:
         self._keys = keys
         self._now = now
+        self._warned_of_proxy = False
         self._hosts = {host.lower() for host in names.allow_host}
         if names.address:
             host, _port = parse_address(names.address)
@@ -127,6 +133,12 @@ class Gate:
     def caller(self, request: Request, dialect: str, peer: str) -> Caller:
         """The caller of a request. If keys are needed, raises ``RequestError`` for one that is missing or unknown."""
         if self._keys is None:
+            if not self._warned_of_proxy and _is_local(peer) and any(map(request.header, _FORWARDED)):
+                self._warned_of_proxy = True
+                log.warning(
+                    "requests come through a proxy on this machine, and there are no API keys: all its clients count as"
+                    " local users, who are operators: set --api-keys, or have the proxy authenticate them"
+                )
             return Caller(dialect, peer, operator=_is_local(peer))
         presented = self.presented_key(request)
         caller = None if presented is None else self.caller_by_key(presented, dialect, peer)

@@ -48,6 +48,13 @@ NOT_DONE: dict[str, tuple[tuple[object, ...], str]] = {
     "bad_words": (([],), "use logit_bias with token ids"),
     "allowed_token_ids": ((), "use logit_bias, or grammar"),
     "stop_token_ids": (([],), "use stop, with text"),
+    "use_beam_search": ((False,), "answers are sampled one token after another; use temperature 0 for the likeliest"),
+    "length_penalty": ((1,), "it is for a beam search, and there is none"),
+    "truncate_prompt_tokens": ((), "a prompt is never cut; send what is to count"),
+    "include_stop_str_in_output": ((False,), "a stop string is never part of the answer"),
+    "skip_special_tokens": ((True,), "control tokens are no part of the answer"),
+    "return_token_ids": ((False,), "use /completion with return_tokens, or /tokenize"),
+    "prompt_logprobs": ((), "only the answer's tokens have log-probabilities"),
 }
 """Fields of other servers that change the generated text and aren't supported here, each with its neutral values, which
 are accepted, and with what to use instead."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
+import numpy.typing as npt
 
 from umaserve.engine.batch import Batch
 from umaserve.engine.embedding_pauses import EmbeddingPauses
@@ -14,6 +15,7 @@ from umaserve.engine.model import CELLS_ROUNDED_TO, Model
 from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.serving.ticks import Run, YieldPoint
 
+Vector = npt.NDArray[np.float64]
 TEXTS_AT_ONCE = 32
 """The most in one decode; each costs the memory of a row of logits."""
 
@@ -55,19 +57,21 @@ class Embedder:
                     problem += ": this model computes a text at once, so the server needs more --n-batch and --n-ubatch"
                 raise RequestError(Fault.CONTEXT_EXCEEDED, "input", problem)
 
-    def vectors(self, inputs: Sequence[Sequence[int]], threads: int, pause: YieldPoint) -> list[list[float]]:
-        """A vector of unit length, or a score, for each of ``inputs`` (token ids). ``pause`` is called every few
-        milliseconds and may run ticks.
+    def vectors(
+        self, inputs: Sequence[Sequence[int]], threads: int, pause: YieldPoint, *, raw: bool = False
+    ) -> list[list[float]]:
+        """A vector of unit length, or of its own if it is wanted ``raw``, or a score, for each of ``inputs`` (token
+        ids). ``pause`` is called every few milliseconds and may run ticks.
 
         Raises ``RequestError`` before anything is computed where an input is empty or too long.
         """
         self.check(inputs)
-        vectors: list[list[float]] = []
+        vectors: list[Vector] = []
         for texts in self._decodes(inputs):
             if vectors:
                 pause()
             vectors += self._vectors(texts, threads, pause)
-        return vectors
+        return [(vector if raw or self.ranks else _unit(vector)).astype(np.float32).tolist() for vector in vectors]
 
     def _decodes(self, inputs: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
         """The inputs in order, grouped by decode."""
@@ -81,7 +85,7 @@ class Embedder:
             rows += len(tokens)
         yield texts
 
-    def _vectors(self, texts: Sequence[Sequence[int]], threads: int, pause: YieldPoint) -> list[list[float]]:
+    def _vectors(self, texts: Sequence[Sequence[int]], threads: int, pause: YieldPoint) -> list[Vector]:
         longest = max(map(len, texts))
         if longest <= self._rows:
             return self._pooled(self._context, texts, threads, pause)
@@ -95,9 +99,7 @@ class Embedder:
         finally:
             llama_cpp.llama_free(context)
 
-    def _pooled(
-        self, context: Any, texts: Sequence[Sequence[int]], threads: int, pause: YieldPoint
-    ) -> list[list[float]]:
+    def _pooled(self, context: Any, texts: Sequence[Sequence[int]], threads: int, pause: YieldPoint) -> list[Vector]:
         """Of several texts that fit into one decode, or of one."""
         llama_cpp.llama_set_n_threads(context, threads, threads)
         try:
@@ -114,13 +116,10 @@ class Embedder:
             if memory := llama_cpp.llama_get_memory(context):
                 llama_cpp.llama_memory_clear(memory, False)
 
-    def _vector(self, pooled: Any) -> list[float]:
+    def _vector(self, pooled: Any) -> Vector:
+        """A copy; of a score's vector only the first number counts."""
         vector = np.ctypeslib.as_array(pooled, (self._length,)).astype(np.float64)
-        if self.ranks:
-            return [float(vector[0])]
-        length = np.linalg.norm(vector)
-        unit: list[float] = (vector / (length or 1.0)).astype(np.float32).tolist()
-        return unit
+        return vector[:1] if self.ranks else vector
 
     def _new_context(self, cells: int) -> Any:
         rounded = -(-cells // CELLS_ROUNDED_TO) * CELLS_ROUNDED_TO
@@ -130,6 +129,10 @@ class Embedder:
 
     def free(self) -> None:
         llama_cpp.llama_free(self._context)
+
+
+def _unit(vector: Vector) -> Vector:
+    return vector / (np.linalg.norm(vector) or 1.0)
 
 
 def pools(model: Model) -> bool:

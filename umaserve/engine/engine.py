@@ -166,7 +166,8 @@ class LlamaEngine:
                 problem = "ranks no documents; load a reranking model"
             raise RequestError(Fault.NOT_SUPPORTED, "model", f"{self.name} {problem}")
         inputs = [self._preparation.tokens(one, f"input[{index}]") for index, one in enumerate(query.inputs)]
-        return Embedded(self._embedder.vectors(inputs, self._threads, pause), sum(map(len, inputs)))
+        vectors = self._embedder.vectors(inputs, self._threads, pause, raw=query.raw)
+        return Embedded(vectors, sum(map(len, inputs)))
 
     def encode(self, chunk: Chunk, pause: YieldPoint, wanted: Callable[[], bool]) -> None:
         assert self._projector is not None

@@ -217,16 +217,17 @@ class Model:
         """The name of a control token, as in chat templates; empty for a token that the model lacks."""
         return "" if token < 0 else self._piece(token, special=True).decode(errors="replace")
 
-    def tokenize(self, text: str, *, special: bool = True, begins: bool = True) -> list[int]:
+    def tokenize(self, text: str, *, special: bool = True, begins: bool | None = None) -> list[int]:
         """Token ids of ``text``; from any thread. Raises ``RequestError`` where the model has no tokens for it.
 
-        ``special``: parse control tokens in the text, and where it ``begins`` a prompt, add the model's start token;
-        otherwise all of it is plain text.
+        ``special``: parse control tokens in the text; otherwise all of it is plain text. ``begins``: add the model's
+        start token, by default where control tokens are parsed.
         """
+        begins = special if begins is None else begins
         data = text.encode()
         # At most one token per byte, and a start, an end and a space that the model may add.
         tokens = (ctypes.c_int32 * (len(data) + 8))()
-        n = llama_cpp.llama_tokenize(self.vocab, data, len(data), tokens, len(tokens), special and begins, special)
+        n = llama_cpp.llama_tokenize(self.vocab, data, len(data), tokens, len(tokens), begins, special)
         if n < 0:
             raise RuntimeError(f"llama_tokenize wants room for {-n} tokens from {len(data)} bytes")
         ids: list[int] = tokens[:n]

@@ -85,9 +85,12 @@ class Preparation:
         constraint = self._constraint(request)
         prompt = self._prompt(request, tenant, wanted)
         tokens = prompt.tokens
-        if not tokens:
-            raise RequestError(Fault.BAD_REQUEST, "prompt", "expected at least one token, got none")
         max_tokens = self._max_tokens(request.max_tokens, len(tokens))
+        if not tokens:
+            if request.prompt != "":
+                raise RequestError(Fault.BAD_REQUEST, "prompt", "expected at least one token, got none")
+            # Without a start token there is nothing to go on from: the answer is empty, as in llama-server.
+            max_tokens = 0
         in_thought = self._in_thought(request, tokens)
         if request.sound_limit is not None and not self._may_think(request, tokens, in_thought):
             max_tokens = min(max_tokens, request.sound_limit.tokens(prompt.sound_s))
@@ -122,9 +125,9 @@ class Preparation:
     def answer(self, query: Query) -> Answer:
         written = self._model.written
         match query:
-            case Tokenize(text, special):
-                if isinstance(text, str) and not special:
-                    ids: Sequence[int] = self._model.tokenize(text, special=False)
+            case Tokenize(text, begins, special):
+                if isinstance(text, str):
+                    ids: Sequence[int] = self._model.tokenize(text, special=special, begins=begins)
                 else:
                     ids = self.tokens(text, "input")
                 return Tokenized(ids, [written(token) for token in ids])

@@ -23,8 +23,8 @@ MIN_TEMPERATURE = 1e-3
 
 
 class Sampler:
-    """One sequence's sampler: length penalty and biases, then penalties, cut-offs and temperature, then the grammar's
-    check of the result.
+    """One sequence's sampler: length penalty and biases, then penalties, cut-offs and temperature in the request's
+    order, then the grammar's check of the result.
 
     Made and given the prompt on the preparing thread, used on the compute thread. Its C objects are freed with it;
     ``constraint`` and ``thinking`` may be passed on to another sampler.
@@ -68,7 +68,7 @@ class Sampler:
         self.left: Left | None = None
         """The candidates of the latest token, until the next one; ``None`` if that was certain."""
         self.scores_after = sampling.scores_after
-        self._top_k = 0 if _penalizes(sampling) else max(0, sampling.top_k)
+        self._top_k = _first_cut(sampling)
         """The cut-off before anything else looks at the candidates; 0 if there is none."""
         if self._chain is not None:
             weakref.finalize(self, llama_cpp.llama_sampler_free, self._chain)
@@ -151,25 +151,43 @@ def _penalizes(sampling: Sampling) -> bool:
     return sampling.penalty_window > 0 and any(penalties)
 
 
+def _first_cut(sampling: Sampling) -> int:
+    """``top_k``, where no sampler before it looks at the other candidates; else 0."""
+    before = sampling.samplers[: sampling.samplers.index("top_k")] if "top_k" in sampling.samplers else ()
+    looks = {"penalties": _penalizes(sampling), "top_p": sampling.top_p < 1, "min_p": sampling.min_p > 0}
+    # The temperature leaves their order as it is.
+    return 0 if any(looks.get(name, False) for name in before) else max(0, sampling.top_k)
+
+
 def _chain(n_vocab: int, sampling: Sampling) -> Any:
     chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
 
     def add(native: Any) -> None:
         llama_cpp.llama_sampler_chain_add(chain, native)
 
-    if _penalizes(sampling):
-        repeat, frequency, presence = sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty
-        add(llama_cpp.llama_sampler_init_penalties(n_vocab, sampling.penalty_window, repeat, frequency, presence))
-    if sampling.temperature < MIN_TEMPERATURE:
+    penalties = sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty
+    greedy = sampling.temperature < MIN_TEMPERATURE
+    for name in _before_greedy(sampling.samplers) if greedy else sampling.samplers:
+        match name:
+            case "penalties" if _penalizes(sampling):
+                add(llama_cpp.llama_sampler_init_penalties(n_vocab, sampling.penalty_window, *penalties))
+            case "top_k" if sampling.top_k:
+                add(llama_cpp.llama_sampler_init_top_k(sampling.top_k))
+            case "top_p" if sampling.top_p < 1:
+                add(llama_cpp.llama_sampler_init_top_p(sampling.top_p, 1))
+            case "min_p" if sampling.min_p:
+                add(llama_cpp.llama_sampler_init_min_p(sampling.min_p, 1))
+            case "temperature":
+                add(llama_cpp.llama_sampler_init_temp(sampling.temperature))
+    if greedy:
         add(llama_cpp.llama_sampler_init_greedy())
         return chain
-    if sampling.top_k:
-        add(llama_cpp.llama_sampler_init_top_k(sampling.top_k))
-    if sampling.top_p < 1:
-        add(llama_cpp.llama_sampler_init_top_p(sampling.top_p, 1))
-    if sampling.min_p:
-        add(llama_cpp.llama_sampler_init_min_p(sampling.min_p, 1))
-    add(llama_cpp.llama_sampler_init_temp(sampling.temperature))
     seed = secrets.randbelow(2**32 - 1) if sampling.seed is None else sampling.seed
     add(llama_cpp.llama_sampler_init_dist(seed))
     return chain
+
+
+def _before_greedy(samplers: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that change which token is the likeliest: the penalties, and what leaves them fewer candidates."""
+    before = samplers[: samplers.index("temperature")] if "temperature" in samplers else samplers
+    return before[: before.index("penalties") + 1] if "penalties" in before else ()

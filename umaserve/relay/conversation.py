@@ -47,7 +47,7 @@ class Conversation:
         codec: WebSocketCodec,
         path: str,
         new_request: Callable[[str, Conversation], RelayedRequest],
-        check: Callable[[str], None],
+        later_message: Callable[[str], str],
         lost: Callable[[Conversation], None],
         memory: InputShare,
         *,
@@ -55,16 +55,16 @@ class Conversation:
         idle_timeout: float,
         max_bytes: int,
     ) -> None:
-        """``path`` selects the contract. ``new_request`` makes the request from the first message, ``check`` looks at
-        each later one; both may raise ``RequestError``. ``max_bytes`` limits the later messages until the answer
-        begins. ``memory`` counts received bytes that wait."""
+        """``path`` selects the contract. ``new_request`` makes the request from the first message, ``later_message``
+        what its worker gets of each later one; both may raise ``RequestError``. ``max_bytes`` limits the later messages
+        until the answer begins. ``memory`` counts received bytes that wait."""
         self.channel = channel
         self._loop = loop
         self._pool = pool
         self._codec = codec
         self._path = path
         self._new_request = new_request
-        self._check = check
+        self._later_message = later_message
         self._lost = lost
         self._input = memory
         self._kept = 0
@@ -144,7 +144,7 @@ class Conversation:
 
     def _take(self, text: str) -> None:
         if self._request is not None:
-            self._check(text)
+            text = self._later_message(text)
         if self._request is None:
             self._keep(len(text))
             self._request = request = self._new_request(text, self)

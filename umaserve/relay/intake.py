@@ -6,20 +6,17 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import orjson
-
 from umaserve.dialects.parameters import PRIORITY_HEADER
 from umaserve.dialects.responses.keeping import RELAY_HEADER
 from umaserve.errors import Fault, RequestError
 from umaserve.relay.accounts import Accounts, Tally
 from umaserve.relay.beginning import beginning_of
+from umaserve.relay.bodies import JSON, JsonBody, read_form_body, read_json, read_message, written
 from umaserve.relay.registry import Registry
 from umaserve.relay.request import Client, RelayedRequest
-from umaserve.wire.fields import MAX_VALUES, Fields, parse_json, string
+from umaserve.wire.fields import string
 from umaserve.wire.forwarding import end_to_end, joined, via
 from umaserve.wire.http_head import Request
-from umaserve.wire.long_texts import as_string
-from umaserve.wire.multipart import read_form
 from umaserve.wire.relay_messages import BYTES, FORMS, WEBSOCKET
 
 MESSAGES, SHOW, SPEECH = "/v1/messages", "/api/show", "/v1/audio/speech"
@@ -75,19 +72,20 @@ class Intake:
         """A request from an HTTP request with a JSON body or a form; ``client_name`` is its key's name, or empty."""
         if request.path in FORM_PATHS:
             return self._form(request, client_name, client)
-        return self.of_fields(request, fields_of(request.body), client_name, client)
+        return self.of_json(request, read_json(request.body), client_name, client)
 
-    def of_fields(
+    def of_json(
         self,
         request: Request,
-        fields: Fields,
+        body: JsonBody,
         client_name: str,
         client: Client,
         changed: Mapping[str, Any] | None = None,
         turns: Iterable[Mapping[str, Any]] | None = None,
     ) -> RelayedRequest:
-        """A request from the fields of its JSON body; ``changed``: what the worker gets in place of them; ``turns``:
+        """A request from its JSON body; ``changed``: the fields that the worker gets in place of its own; ``turns``:
         those of its conversation, where they are not in its messages."""
+        fields = body.fields
         named = fields.string("model", max_bytes=MAX_NAME_BYTES)
         if request.path == SHOW and named is None:
             named = fields.string("name", max_bytes=MAX_NAME_BYTES)  # As older clients call it.
@@ -95,14 +93,13 @@ class Intake:
         if model != named:
             # Backends other than umaserve don't know the name "default".
             changed = {**(fields.values if changed is None else changed), "model": model}
-        body = request.body.decode() if changed is None else _written(changed)
         return RelayedRequest(
             id=self._new_id(),
             model=model,
             path=request.path,
             is_streaming=fields.boolean("stream", request.path in STREAMS_BY_DEFAULT),
-            body=body,
-            headers=self._headers(request, client_name),
+            body=body.text if changed is None else written(changed),
+            headers=self._headers(request, client_name, JSON),
             client=client,
             needs=BYTES if request.path == SPEECH else "",
             beginning=self._beginning(fields.values, (client_name, model), turns),
@@ -115,19 +112,18 @@ class Intake:
         return beginning_of(values, scope, turns) if self._by_prefix else None
 
     def _form(self, request: Request, client_name: str, client: Client) -> RelayedRequest:
-        form = read_form(request.body, request.header("content-type") or "")
-        texts = {
-            part.name: str(part.data, "utf-8", "replace") for part in form.parts if part.name in ("model", "stream")
-        }
-        named = string(texts["model"], "model", max_bytes=MAX_NAME_BYTES) if "model" in texts else None
+        form = read_form_body(request.body, request.header("content-type") or "")
+        values = form.values
+        named = string(values["model"], "model", max_bytes=MAX_NAME_BYTES) if "model" in values else None
         model = self._model(named, client_name)
+        content_type, body = form.for_worker(model)
         return RelayedRequest(
             id=self._new_id(),
             model=model,
             path=request.path,
-            is_streaming=texts.get("stream", "").strip().lower() in ("true", "1"),
-            body=request.body if model == named else form.with_field("model", model),
-            headers=self._headers(request, client_name),
+            is_streaming=values.get("stream", "").strip().lower() in ("true", "1"),
+            body=body,
+            headers=self._headers(request, client_name, content_type),
             client=client,
             needs=FORMS,
             tally=self._tally(client_name),
@@ -154,7 +150,8 @@ class Intake:
         asked = _shortened(handshake.query.get("model", ""))
 
         def request(text: str, client: Client) -> RelayedRequest:
-            values = _values_of(text)
+            message = read_message(text)
+            values = message.fields.values
             self._check_message(values, client_name, first=True)
             if asked and self._accounts:
                 self._accounts.check_model(client_name, self.model_for(asked))
@@ -168,7 +165,7 @@ class Intake:
                 model=model,
                 path=handshake.path,
                 is_streaming=True,
-                body=text,
+                body=message.text,
                 headers=headers,
                 client=client,
                 needs=WEBSOCKET,
@@ -178,11 +175,12 @@ class Intake:
 
         return request
 
-    def check_message(self, text: str, client_name: str) -> None:
-        """Refuse a later message of a WebSocket that asks for a model which is not the client's, or for more answers
-        than its key allows."""
-        if self._accounts:
-            self._check_message(_values_of(text), client_name, first=False)
+    def later_message(self, text: str, client_name: str) -> str:
+        """A later message of a WebSocket as its worker gets it. One that asks for a model which is not the client's, or
+        for more answers than its key allows, is refused."""
+        message = read_message(text)
+        self._check_message(message.fields.values, client_name, first=False)
+        return message.text
 
     def _check_message(self, values: Mapping[str, Any], client_name: str, *, first: bool) -> None:
         # A worker reads the model in the message, and in one without means its own default.
@@ -201,41 +199,22 @@ class Intake:
     def _new_id(self) -> str:
         return f"r-{next(self._ids)}"
 
-    def _headers(self, request: Request, client_name: str) -> dict[str, str]:
-        """The headers passed on to the worker: none of this connection's, and the key's name instead of the key."""
+    def _headers(self, request: Request, client_name: str, content_type: str | None = None) -> dict[str, str]:
+        """The headers passed on to the worker: none of this connection's, the key's name instead of the key, and the
+        type of the body that the worker gets."""
         fields = end_to_end(request.headers)
         if any(len(name) > MAX_NAME_BYTES for name, _ in fields):
             # A worker would treat the whole message as a protocol error.
             raise RequestError(Fault.BAD_REQUEST, "header", f"expected a name of at most {MAX_NAME_BYTES} bytes")
         passed = joined(field for field in fields if field[0] not in self._not_passed)
+        if content_type is not None:
+            passed["content-type"] = content_type
         passed["via"] = via(request.version, passed.get("via"))
         if client_name:
             passed[CLIENT_HEADER] = client_name
         if self._accounts and self._accounts.in_background(client_name):
             passed[PRIORITY_HEADER] = "background"
         return passed
-
-
-def fields_of(body: bytes) -> Fields:
-    """The fields of a JSON body; raises ``RequestError``."""
-    return Fields(Fields.of(parse_json(body, MAX_VALUES), "body").values)
-
-
-def _written(values: Mapping[str, Any]) -> str:
-    try:
-        return orjson.dumps(values, default=as_string).decode()
-    except orjson.JSONEncodeError:
-        # orjson reads deeper nesting than it writes.
-        raise RequestError(Fault.BAD_REQUEST, "body", "expected nesting less than 200 deep, got more") from None
-
-
-def _values_of(text: str) -> Mapping[str, Any]:
-    """The fields of a WebSocket's first message; none where it is wrong, since the worker answers with the error."""
-    try:
-        value = parse_json(text.encode(), MAX_VALUES)
-    except RequestError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _shortened(name: str) -> str:

@@ -21,8 +21,9 @@ from umaserve.http.connection import JSON, HttpConnection, Serve
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.relay.background import BackgroundReply
+from umaserve.relay.bodies import read_json
 from umaserve.relay.exchange import RelayExchange
-from umaserve.relay.intake import Intake, fields_of
+from umaserve.relay.intake import Intake
 from umaserve.relay.kept_reply import Keeper, KeptReply
 from umaserve.relay.pool import Pool
 from umaserve.relay.request import Client, RelayedRequest
@@ -71,7 +72,8 @@ class Responses:
 
     def relay(self, connection: HttpConnection, request: Request, client_name: str, tenant: str) -> None:
         """A request to one of ``RESPONSES``; raises ``RequestError``."""
-        fields, all_kept = fields_of(request.body), self._kept.of(tenant)
+        body, all_kept = read_json(request.body), self._kept.of(tenant)
+        fields = body.fields
         exchange = RelayExchange(connection, self._pool)
         try:
             asked = keeping(fields, all_kept)
@@ -80,13 +82,13 @@ class Responses:
             if any(map(fields.values.get, _OURS)):
                 raise
             # The worker says what is wrong with it.
-            self._send(connection, exchange, self._intake.of_fields(request, fields, client_name, exchange))
+            self._send(connection, exchange, self._intake.of_json(request, body, client_name, exchange))
             return
         shown = asked.shown(own)
 
         def new_request(client: Client) -> RelayedRequest:
             changed = _for_worker(fields.values, asked)
-            relayed = self._intake.of_fields(request, fields, client_name, client, changed, _turns(asked))
+            relayed = self._intake.of_json(request, body, client_name, client, changed, _turns(asked))
             told = {RELAY_HEADER: orjson.dumps(shown).decode()}
             # Nobody waits for it at a connection.
             default = {PRIORITY_HEADER: "background"} if asked.background else {}

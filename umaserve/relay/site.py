@@ -218,7 +218,7 @@ class RelaySite:
             WebSocketCodec(self._config.max_body_bytes),
             request.path,
             new_request,
-            lambda text: self._intake.check_message(text, name),
+            lambda text: self._intake.later_message(text, name),
             connection.lost,
             self.input_budget.share(connection.channel),
             ping_interval=self._config.ping_interval,

@@ -6,7 +6,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import MixedText, TokenIds
@@ -141,7 +141,7 @@ class Questions:
                 self._embedding.popleft()
                 self._end(question, b"")
                 continue
-            if texts and question.query.ranks != texts[0].ranks:
+            if texts and not question.query.like(texts[0].query):
                 break
             # What a crash may be due to is tried alone.
             if texts and (question.crashes or texts[0].question.crashes):
@@ -151,7 +151,7 @@ class Questions:
             if texts and size > BYTES_AT_ONCE:
                 break
             self._embedding.popleft()
-            texts.append(_Text(question, question.taken, given, question.query.ranks))
+            texts.append(_Text(question, question.taken, given, question.query))
             question.taken += 1
             question.begun = True
             if question.taken < len(question.query.inputs):
@@ -163,7 +163,7 @@ class Questions:
         if isinstance(text.given, TokenIds):
             return text, text.given
         try:
-            answer = self._engine.answer(Tokenize(text.given, special=True))
+            answer = self._engine.answer(Tokenize(text.given))
             assert isinstance(answer, Tokenized)
             return text, TokenIds(tuple(answer.ids))
         except EngineLost:
@@ -204,7 +204,7 @@ class Questions:
                 self._failed(texts[0][0], result)
             self._embed((), rest)
 
-        query = Embed(tuple(tokens for _text, tokens in texts), texts[0][0].ranks)
+        query = replace(texts[0][0].query, inputs=tuple(tokens for _text, tokens in texts))
         self._compute.submit_lengthy(lambda pause: self._engine.embed(query, pause), embedded)
 
     def _embedded(self, text: _Text, tokens: TokenIds, vector: Sequence[float]) -> None:
@@ -239,7 +239,7 @@ class _Text:
     question: Question
     index: int
     given: str | TokenIds | MixedText | Pair
-    ranks: bool
+    query: Embed
 
     @property
     def wanted(self) -> bool:

@@ -1,9 +1,12 @@
-"""Reads a form with files (multipart/form-data, RFC 7578) from a body that is whole, without copying it."""
+"""Reads a form with files (multipart/form-data, RFC 7578) from a body that is whole, without copying it, and writes
+one."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from python_multipart.exceptions import FormParserError
@@ -12,9 +15,10 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from umaserve.errors import Fault, RequestError
 from umaserve.wire.http_head import shown
 
+MULTIPART = "multipart/form-data"
 MAX_PARTS = 64
 MAX_PART_HEADERS = 8
-MAX_HEADER_BYTES = 4096
+MAX_HEAD_BYTES = 4096
 MAX_BOUNDARY_BYTES = 70
 """By RFC 2046, section 5.1.1."""
 
@@ -22,100 +26,105 @@ MAX_BOUNDARY_BYTES = 70
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
+_DISPOSITION, _TYPE = b"content-disposition", b"content-type"
+_UNQUOTED = re.compile(r'["\\\x00-\x1f\x7f]')
+_CONTENT_TYPE = re.compile(rb"[\t\x20-\x7e]*")
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One field of a form. ``data`` is a view into the body, where it begins at ``start``."""
+    """One field of a form. ``data`` is a view into the body; a field with a ``filename`` is a file."""
 
     name: str
     data: memoryview
-    start: int
+    filename: str | None = None
+    content_type: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A body's fields, in order; several may have the same name."""
-
-    body: bytes
-    boundary: bytes
-    parts: tuple[Part, ...]
-
-    def with_field(self, name: str, value: str) -> bytes:
-        """The form with ``value`` in the field ``name``, which isn't empty; if there is none, it is put first."""
-        new = value.encode()
-        for part in self.parts:
-            if part.name == name:
-                return b"".join([self.body[: part.start], new, self.body[part.start + len(part.data) :]])
-        head = b'--%b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n' % (self.boundary, name.encode())
-        return b"".join([head, new, b"\r\n", self.body])
-
-
-def read_form(body: bytes, content_type: str) -> Form:
-    """The form in ``body``; raises ``RequestError``. The number of parts and the sizes of their heads are bounded. 128
-    MiB take some 50 ms; with a boundary that is made for it, a second."""
+def read_form(body: bytes, content_type: str) -> tuple[Part, ...]:
+    """The fields of the form in ``body``, in order; several may have the same name. Raises ``RequestError``. The number
+    of parts and the sizes of their heads are bounded. 128 MiB take some 50 ms; with a boundary that is made for it,
+    half a second."""
     boundary = _boundary(content_type)
-    _check_lines(body, boundary)
-    reader = _Reader(body)
+    spans = list(_spans(body, boundary))
+    return tuple(_part(body, start, end, i) for i, (start, end) in enumerate(spans))
+
+
+def write_form(parts: Iterable[Part]) -> tuple[str, bytes]:
+    """The Content-Type and the body of a form with ``parts``, whose boundary nobody can have guessed."""
+    boundary = secrets.token_hex(16)
+    pieces: list[bytes | memoryview] = []
+    for part in parts:
+        head = f'--{boundary}\r\nContent-Disposition: form-data; name="{_quoted(part.name)}"'
+        if part.filename is not None:
+            head += f'; filename="{_quoted(part.filename)}"'
+        if part.content_type:
+            head += f"\r\nContent-Type: {part.content_type}"
+        pieces += [f"{head}\r\n\r\n".encode(), part.data, b"\r\n"]
+    return f"{MULTIPART}; boundary={boundary}", b"".join([*pieces, f"--{boundary}--\r\n".encode()])
+
+
+def _spans(body: bytes, boundary: bytes) -> Iterator[tuple[int, int]]:
+    """Start and end of each part, with its head, between the lines of the boundary. The parser is given heads only: of
+    a file's data it looks at each CR and LF."""
+    at = 2 if body.startswith(b"\r\n") else 0
+    line = b"--" + boundary
+    if not body.startswith(line, at):
+        raise _malformed("it does not begin with its boundary")
+    at += len(line)
+    line = b"\r\n" + line
+    for _ in range(MAX_PARTS + 1):
+        if body.startswith(b"--", at):
+            return
+        if not body.startswith(b"\r\n", at):
+            raise _malformed("a line goes on after the boundary")
+        start = at + 2
+        end = body.find(line, start)
+        if end < 0:
+            raise _malformed("it ends before its last boundary")
+        yield start, end
+        at = end + len(line)
+    raise _malformed(f"it has more than {MAX_PARTS} parts")
+
+
+def _part(body: bytes, start: int, end: int, index: int) -> Part:
+    # A head without fields ends with its first line.
+    head_end = start if body.startswith(b"\r\n", start) else body.find(b"\r\n\r\n", start, end) + 2
+    if head_end < start or head_end - start > MAX_HEAD_BYTES:
+        raise _malformed(f"part {index + 1} has no head of at most {MAX_HEAD_BYTES} bytes")
+    fields = _read_head(body[start:head_end])
+    name, filename = _names(fields.get(_DISPOSITION, b""), index)
+    kind = fields.get(_TYPE, b"")
+    if not _CONTENT_TYPE.fullmatch(kind):
+        raise _malformed(f"part {index + 1} has a Content-Type that is no line of ASCII")
+    return Part(name, memoryview(body)[head_end + 2 : end], filename, kind.decode())
+
+
+def _read_head(head: bytes) -> Mapping[bytes, bytes]:
+    """A part's header fields, by their names in lower case."""
+    fields: dict[bytes, bytes] = {}
+    name = b""
+
+    def take_name(data: bytes, start: int, end: int) -> None:
+        nonlocal name
+        name = data[start:end].lower()
+        if name in fields and name in (_DISPOSITION, _TYPE):
+            raise _malformed(f"a part has two fields {name.decode()}")
+
+    def take_value(data: bytes, start: int, end: int) -> None:
+        fields[name] = data[start:end]
+
+    parser = MultipartParser(
+        b"head",
+        {"on_header_field": take_name, "on_header_value": take_value},
+        max_header_count=MAX_PART_HEADERS,
+        max_header_size=MAX_HEAD_BYTES,
+    )
     try:
-        reader.read(boundary)
+        parser.write(b"--head\r\n%b\r\n\r\n--head--" % head)
     except FormParserError as error:
         raise _malformed(str(error)) from None
-    return Form(body, boundary, tuple(reader.parts))
-
-
-class _Reader:
-    """Collects the parts that python-multipart finds. It gets the whole body at once, so each part's data comes in one
-    piece, as a place in the body."""
-
-    def __init__(self, body: bytes) -> None:
-        self.parts: list[Part] = []
-        self._body = body
-        self._header = b""
-        self._disposition: bytes | None = None
-        self._data = (0, 0)
-        self._ended = False
-
-    def read(self, boundary: bytes) -> None:
-        parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": self._begin,
-                "on_header_field": self._field,
-                "on_header_value": self._value,
-                "on_part_data": self._found,
-                "on_part_end": self._end,
-                "on_end": self._finish,
-            },
-            max_header_count=MAX_PART_HEADERS,
-            max_header_size=MAX_HEADER_BYTES,
-        )
-        parser.write(self._body)
-        parser.finalize()
-        if not self._ended:
-            raise _malformed("it ends before its last boundary")
-
-    def _begin(self) -> None:
-        self._disposition = None
-        self._data = (0, 0)
-
-    def _field(self, data: bytes, start: int, end: int) -> None:
-        self._header = data[start:end].lower()
-
-    def _value(self, data: bytes, start: int, end: int) -> None:
-        if self._header == b"content-disposition":
-            if self._disposition is not None:
-                raise _malformed("a part has two Content-Dispositions")
-            self._disposition = data[start:end]
-
-    def _found(self, _data: bytes, start: int, end: int) -> None:
-        self._data = start, end
-
-    def _end(self) -> None:
-        start, end = self._data
-        name = _name(self._disposition, len(self.parts))
-        self.parts.append(Part(name, memoryview(self._body)[start:end], start))
-
-    def _finish(self) -> None:
-        self._ended = True
+    return fields
 
 
 def _boundary(content_type: str) -> bytes:
@@ -126,29 +135,22 @@ def _boundary(content_type: str) -> bytes:
     return boundary
 
 
-def _check_lines(body: bytes, boundary: bytes) -> None:
-    """Bound the lines that begin with the boundary before they are parsed: the parser takes a microsecond for each that
-    goes on as none may, and for each byte of white space behind one."""
-    line, at = b"\r\n--" + boundary, 0
-    for _ in range(MAX_PARTS + 1):
-        at = body.find(line, at)
-        if at < 0:
-            return
-        at += len(line)
-        if body[at : at + 2] not in (b"\r\n", b"--"):
-            raise _malformed("a line goes on after the boundary")
-    raise _malformed(f"it has more than {MAX_PARTS} parts")
-
-
-def _name(disposition: bytes | None, index: int) -> str:
-    kind, options = _options(disposition or b"")
+def _names(disposition: bytes, index: int) -> tuple[str, str | None]:
+    """The name of a part, and that of its file."""
+    kind, options = _options(disposition)
     try:
         name = options.get(b"name", b"").decode()
     except UnicodeDecodeError:
         name = ""
     if kind != b"form-data" or not name:
         raise _malformed(f'part {index + 1} has no Content-Disposition: form-data; name="…"')
-    return name
+    filename = options.get(b"filename")
+    return name, None if filename is None else filename.decode(errors="replace")
+
+
+def _quoted(name: str) -> str:
+    """A name inside quotes, escaped as the HTML standard says for forms."""
+    return _UNQUOTED.sub(lambda found: f"%{ord(found[0]):02X}", name)
 
 
 def _options(header: bytes) -> tuple[bytes, Mapping[bytes, bytes]]:

@@ -55,12 +55,14 @@ def read_request(fields: Fields, limits: RequestLimits, voice: VoiceInfo | None,
         turns = (ChatTurn("system", system), *turns)
     generation = fields.object("generation") or Fields({})
     penalty = generation.number("length_penalty", MIN_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
-    chosen = sampling(generation, DEFAULTS)
+    # Of other servers' requests it would be a beam search's.
+    chosen = sampling(Fields({**generation.values, "length_penalty": None}, "generation."), DEFAULTS)
     request = Generate(
         id=request_id,
         prompt=turns,
         max_tokens=max_tokens(generation, "max_new_tokens", limits, DEFAULT_NEW_TOKENS),
         sampling=chosen if penalty is None else replace(chosen, length_penalty=penalty),
+        cache_prompt=generation.boolean("cache_prompt", True),
         enable_thinking=fields.boolean("enable_thinking", False),
         splits_thoughts=True,
         spoken=None if speech is None else speech.speaking,

@@ -40,8 +40,8 @@ PARAMETERS = frozenset(
         *("max_tokens", "stop", "repetition_penalty", *FIXED_PARAMETERS),
         *(field.name for field in dataclasses.fields(Sampling)),
     )
-) - {"length_penalty"}
-"""The fields of ``parameters``; only ``/ws/chat`` has a length penalty."""
+) - {"length_penalty", "samplers"}
+"""The fields of ``parameters``; only ``/ws/chat`` has a length penalty, only ``/completion`` an order of samplers."""
 
 
 @dataclass(frozen=True, slots=True)

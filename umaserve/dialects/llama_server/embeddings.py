@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import orjson
 
 from umaserve.dialects.openai.embeddings import embedded_texts
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.queries import Embed, Embedded
-from umaserve.wire.fields import Fields, out_of_range
+from umaserve.wire.fields import Fields
 
-_EUCLIDEAN = 2
+NONE, MAX_ABSOLUTE, TAXICAB, EUCLIDEAN = -1, 0, 1, 2
+"""Values of ``embd_normalize``."""
+_MAX_INT16 = 32760.0
+"""The largest number of a vector with ``MAX_ABSOLUTE``, as llama.cpp has it."""
 
 
-def parse_embedding(fields: Fields, limits: RequestLimits) -> Embed:
-    """Parse a body of ``POST /embedding``; raises ``RequestError``. A prompt's cap applies to all texts together."""
+def parse_embedding(fields: Fields, limits: RequestLimits) -> tuple[Embed, int]:
+    """Parse a body of ``POST /embedding``, and how vectors are to be normalized; raises ``RequestError``. A prompt's
+    cap applies to all texts together."""
     key = "input" if fields.values.get("content") is None and fields.values.get("input") is not None else "content"
     texts = embedded_texts(fields, key, limits)
-    norm = fields.integer("embd_normalize", -1)
-    if norm not in (None, _EUCLIDEAN):
-        raise out_of_range("embd_normalize", f"{_EUCLIDEAN}, vectors of unit length", norm)
-    return Embed(texts)
+    norm = fields.integer("embd_normalize", NONE, EUCLIDEAN)
+    norm = EUCLIDEAN if norm is None else norm
+    return Embed(texts, raw=norm != EUCLIDEAN), norm
 
 
-def embedding_result(answer: Embedded) -> bytes:
+def embedding_result(answer: Embedded, norm: int) -> bytes:
     """One object for each text; where texts are pooled, each has one vector."""
-    return orjson.dumps([{"index": i, "embedding": [list(vector)]} for i, vector in enumerate(answer.vectors)])
+    vectors = (_normalized(vector, norm) for vector in answer.vectors)
+    return orjson.dumps([{"index": i, "embedding": [list(vector)]} for i, vector in enumerate(vectors)])
+
+
+def _normalized(vector: Sequence[float], norm: int) -> Sequence[float]:
+    """A vector that came raw unless ``norm`` is ``EUCLIDEAN``."""
+    if norm not in (MAX_ABSOLUTE, TAXICAB):
+        return vector
+    absolute = np.abs(np.array(vector, np.float64))
+    size = absolute.max() / _MAX_INT16 if norm == MAX_ABSOLUTE else absolute.sum()
+    normalized: list[float] = (np.array(vector, np.float64) / (size or 1.0)).astype(np.float32).tolist()
+    return normalized

@@ -22,7 +22,7 @@ from umaserve.dialects.parameters import (
     within_cap,
 )
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate, Infill, Sampling
+from umaserve.messages import SAMPLERS, Generate, Infill, Sampling
 from umaserve.wire.fields import Fields, array, bad_request, number, out_of_range, string
 
 DEFAULTS = Sampling(temperature=0.8)
@@ -43,8 +43,8 @@ _WITHOUT: Mapping[str, Mapping[str, float]] = {
     "temperature": {"temperature": 1.0},
 }
 """This server's samplers, each with the parameters that turn it off."""
-SAMPLERS = tuple(_WITHOUT)
 _LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
+_ALIASES = {"topk": "top_k", "topp": "top_p", "nucleus": "top_p", "minp": "min_p", "temp": "temperature"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def native_request(fields: Fields, limits: RequestLimits, new_id: str, adapters:
     """Parse a body of ``POST /completion``; raises ``RequestError``. ``adapters``: the names of the server's,
     which requests name by number."""
     fields = _in_our_words(fields, adapters)
-    prompts = inputs(fields, "prompt", limits, MAX_PROMPTS)
+    prompts = inputs(fields, "prompt", limits, MAX_PROMPTS, empty=True)
     one = _parameters(fields, limits, new_id)
     n = fields.integer("n_cmpl", 1, MAX_CHOICES) or fields.integer("n", 1, MAX_CHOICES) or 1
     if n * len(prompts) > MAX_GENERATIONS:
@@ -143,17 +143,25 @@ def _sampling(fields: Fields) -> Sampling:
     off = {key: value for name, without in _WITHOUT.items() if name not in used for key, value in without.items()}
     chosen = replace(chosen, **off)  # type: ignore[arg-type]
     texts = tuple((text, number(bias, "logit_bias", -BAN, BAN)) for text, bias in fields.values["text_bias"])
-    return replace(chosen, text_bias=texts, scores_after=fields.boolean("post_sampling_probs", False))
+    scores_after = fields.boolean("post_sampling_probs", False)
+    in_order = tuple(name for name in SAMPLERS if name in used)
+    order = SAMPLERS if used == in_order else used
+    return replace(chosen, text_bias=texts, scores_after=scores_after, samplers=order)
 
 
 def _samplers(fields: Fields) -> tuple[str, ...]:
-    """The samplers to use, in this server's order. Others are off in any case, or are refused by their parameters."""
+    """The samplers to use, in the order in which to use them. Others are off in any case, or are refused by their
+    parameters; "infill" has none, and is left out of what editors send."""
     names = fields.strings("samplers", max_items=MAX_SAMPLERS, max_bytes=MAX_SAMPLERS)
     if not names:
         return SAMPLERS
     if isinstance(fields.values["samplers"], str):
         names = tuple(_LETTERS.get(letter, "") for letter in names[0])
-    return tuple(name for name in SAMPLERS if name in names)
+    names = tuple(name.lower().replace("-", "_") for name in names)
+    used = tuple(name for one in names if (name := _ALIASES.get(one, one)) in SAMPLERS)
+    if len(set(used)) < len(used):
+        raise RequestError(Fault.BAD_REQUEST, "samplers", "expected each sampler once, got one repeated")
+    return used
 
 
 def _in_our_words(fields: Fields, adapters: Sequence[str]) -> Fields:

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 import orjson
 
-from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, json_body, model_name
+from umaserve.dialects.parameters import (
+    RequestLimits,
+    check_prompt_bytes,
+    json_body,
+    model_name,
+    refuse_unknown_constraints,
+)
 from umaserve.errors import Fault, RequestError
 from umaserve.queries import Embed, Embedded, Pair
 from umaserve.wire.fields import array, string
@@ -30,6 +36,7 @@ def parse_rerank(body: bytes, limits: RequestLimits) -> RerankRequest:
     """Parse a body of ``POST /rerank``; raises ``RequestError``. A prompt's cap applies to all texts together, the
     question counting once for each document."""
     fields = json_body(body)
+    refuse_unknown_constraints(fields)
     model = model_name(fields)
     as_tei = fields.values.get("texts") is not None
     if as_tei and fields.values.get("documents") is not None:

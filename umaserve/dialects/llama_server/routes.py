@@ -61,9 +61,10 @@ def _embedding(body: bytes, facts: Facts) -> Asked:
 
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Embedded)
-        return embedding_result(answer)
+        return embedding_result(answer, norm)
 
-    return Asked(parse_embedding(fields, facts.limits), render, model_name(fields))
+    query, norm = parse_embedding(fields, facts.limits)
+    return Asked(query, render, model_name(fields))
 
 
 def _rerank(body: bytes, facts: Facts) -> Asked:
@@ -130,7 +131,7 @@ DIALECT = HttpDialect(
         "/rerank": Route("POST", EngineQuestion(_rerank)),
         "/models/load": Route("POST", OperatorsPage(_load), operators=True),
         "/models/unload": Route("POST", OperatorsPage(_unload), operators=True),
-        "/slots": Route("GET", _page_of_model(_slots)),
+        "/slots": Route("GET", _page_of_model(_slots), operators=True),
         "/lora-adapters": Route("GET", _page_of_model(lambda info, *_about: lora_adapters(info))),
         "/props": Route("GET", _page_of_model(lambda info, *_about: props(info))),
     },

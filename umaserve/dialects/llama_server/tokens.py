@@ -13,7 +13,8 @@ def parse_tokenize(fields: Fields, limits: RequestLimits) -> tuple[Tokenize, boo
     """Parse a body of ``POST /tokenize``, and whether it wants each token's text; raises ``RequestError``."""
     text = string(fields.values.get("content"), "content", empty=True)
     check_prompt_bytes(len(text.encode()), limits, "content")
-    return Tokenize(text, fields.boolean("add_special", False)), fields.boolean("with_pieces", False)
+    query = Tokenize(text, fields.boolean("add_special", False), fields.boolean("parse_special", True))
+    return query, fields.boolean("with_pieces", False)
 
 
 def tokenize_result(answer: Tokenized, *, with_pieces: bool) -> bytes:

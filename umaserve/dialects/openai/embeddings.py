@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import orjson
 
 from umaserve.dialects.openai.requests import inputs, size_of
-from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
+from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, refuse_unknown_constraints
 from umaserve.messages import MixedText, TokenIds
 from umaserve.queries import Embed, Embedded
 from umaserve.wire.fields import Fields, array, string
@@ -31,6 +31,7 @@ class EmbeddingsRequest:
 def parse_embeddings(fields: Fields, limits: RequestLimits, length: int) -> EmbeddingsRequest:
     """Parse a body of ``POST /v1/embeddings``; raises ``RequestError``. A prompt's cap applies to all texts together.
     ``length``: of the model's vectors."""
+    refuse_unknown_constraints(fields)
     dimensions = fields.integer("dimensions", 1, length)
     texts = embedded_texts(fields, "input", limits)
     as_base64 = fields.choice("encoding_format", {"float": False, "base64": True}, False)

@@ -138,7 +138,7 @@ def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> Compl
     n = _n_choices(fields)
     if (best_of := fields.integer("best_of", 1, MAX_CHOICES)) not in (None, n):
         raise out_of_range("best_of", f"{n}, the value of n", best_of)
-    prompts = inputs(fields, "prompt", limits, MAX_PROMPTS)
+    prompts = inputs(fields, "prompt", limits, MAX_PROMPTS, empty=True)
     if n * len(prompts) > MAX_GENERATIONS:
         raise out_of_range("n", f"at most {MAX_GENERATIONS // len(prompts)} for {len(prompts)} prompts", n)
     logprobs = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
@@ -147,7 +147,8 @@ def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> Compl
         raise RequestError(Fault.BAD_REQUEST, "echo", "expected false where logprobs are asked for, got true")
     if echo and not all(isinstance(prompt, str) for prompt in prompts):
         raise RequestError(Fault.BAD_REQUEST, "echo", "expected false where the prompt is token ids, got true")
-    max_tokens = within_cap(_wanted_tokens(fields, DEFAULT_COMPLETION_TOKENS, "max_tokens", "n_predict"), limits)
+    wanted = _wanted_tokens(fields, DEFAULT_COMPLETION_TOKENS, "max_tokens", "n_predict", low=0)
+    max_tokens = within_cap(wanted, limits)
     chosen, stop = _sampling(fields, _response_format(fields)), stops(fields)
     requests = tuple(Generate(new_id, prompt, max_tokens, chosen, stop, logprobs) for prompt in prompts)
     return _asked(fields, requests, echo=echo)
@@ -206,8 +207,11 @@ def size_of(text: str | TokenIds | MixedText) -> int:
 
 def _asked(fields: Fields, requests: tuple[Generate, ...], *, echo: bool = False) -> CompletionRequest:
     n = _n_choices(fields)
-    stream_options = fields.object("stream_options") or Fields({})
     stream = fields.boolean("stream", False)
+    stream_options = fields.object("stream_options") or Fields({})
+    include_usage = stream_options.boolean("include_usage", False)
+    if not stream and any(value is not None for value in stream_options.values.values()):
+        raise RequestError(Fault.BAD_REQUEST, "stream_options", "expected to be absent where stream isn't true")
     model = model_name(fields)
     shared: dict[str, Any] = {
         "cache_prompt": fields.boolean("cache_prompt", True),
@@ -224,7 +228,7 @@ def _asked(fields: Fields, requests: tuple[Generate, ...], *, echo: bool = False
         choices=choices,
         choices_each=n,
         stream=stream,
-        include_usage=stream_options.boolean("include_usage", False),
+        include_usage=include_usage,
         echo=echo,
     )
 
@@ -241,13 +245,13 @@ def _n_choices(fields: Fields) -> int:
     return fields.integer("n", 1, MAX_CHOICES) or 1
 
 
-def _wanted_tokens(fields: Fields, default: int | None, *keys: str) -> int | None:
+def _wanted_tokens(fields: Fields, default: int | None, *keys: str, low: int = 1) -> int | None:
     """The first number given in ``keys``, or ``default``. ``None``, which some clients send as -1: up to the context's
     end."""
     given = [key for key in keys if fields.values.get(key) is not None]
     if not given:
         return default
-    numbers = [None if fields.values[key] == -1 else fields.integer(key, 1) for key in given]
+    numbers = [None if fields.values[key] == -1 else fields.integer(key, low) for key in given]
     return next((number for number in numbers if number is not None), None)
 
 

@@ -19,7 +19,7 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Sound
 from umaserve.outputs import Finished, Logprobs, ModelInfo, Output, Token, Usage
 from umaserve.wire.fields import Fields
-from umaserve.wire.multipart import Form, read_form
+from umaserve.wire.multipart import Part, read_form
 
 TEXT = "text/plain; charset=utf-8"
 WHOLE_TYPES = {"json": JSON, "text": TEXT, "verbose_json": JSON, "srt": TEXT, "vtt": "text/vtt; charset=utf-8"}
@@ -86,11 +86,11 @@ class TranscriptionBody:
         return self._usage is not None
 
     def receive(self, body: bytes) -> Sequence[Generate]:
-        form = read_form(body, self._content_type)
-        fields = _fields(form)
+        parts = read_form(body, self._content_type)
+        fields = _fields(parts)
         self._asked = asked = _asked(fields, translates=self._translates)
         request = transcription(
-            _sound(form),
+            _sound(parts),
             self._new_id,
             self._limits,
             self._model(asked.model),
@@ -201,11 +201,11 @@ class _Transcript:
         return new
 
 
-def _fields(form: Form) -> Fields:
+def _fields(parts: Sequence[Part]) -> Fields:
     """The form's fields as values of the kinds that JSON would have, where these can be read. Unknown ones are left
     out, unread."""
     values: dict[str, Any] = {}
-    for part in form.parts:
+    for part in parts:
         name = part.name
         bare = name.removesuffix("[]")
         if bare in _LISTS:
@@ -240,8 +240,8 @@ def _text(data: memoryview, name: str) -> str:
         raise RequestError(Fault.BAD_REQUEST, name, "expected text in UTF-8, got other bytes") from None
 
 
-def _sound(form: Form) -> Sound:
-    files = [part.data for part in form.parts if part.name == "file"]
+def _sound(parts: Sequence[Part]) -> Sound:
+    files = [part.data for part in parts if part.name == "file"]
     if len(files) != 1 or not files[0]:
         got = "an empty one" if files == [b""] else f"{len(files) or 'none'}"
         raise RequestError(Fault.BAD_REQUEST, "file", f"expected one sound file, got {got}")

@@ -101,14 +101,16 @@ class JsonDialect:
                 Fault.BUSY, "request", "one is running on this connection; wait for its eos, or cancel it"
             )
         kind = fields.choice("type", {"metrics": "metrics", "generate": "generate"}, "generate")
-        keep_alive = fields.boolean("keep_alive", self._keep_alive)
+        wish = fields.boolean("keep_alive", None)
         if kind == "metrics":
-            self._stream = _Stream({}, keep_alive, None)
+            # By the contract they end the session, whatever the server does after other requests.
+            self._stream = _Stream({}, bool(wish), None)
             return GetMetrics()
         request = with_template_kwargs(_generate(fields, self._limits), fields)
         metadata = _metadata(fields)
         common = {"id": request.id} if metadata is None else {"id": request.id, "metadata": metadata}
         reasoning = fields.one_of("reasoning", REASONING) or "inline"
+        keep_alive = self._keep_alive if wish is None else wish
         self._stream = _Stream(common, keep_alive, None if fields.boolean("stream", True) else [], reasoning)
         return with_thoughts(request, fields, split=reasoning != "inline")
 
