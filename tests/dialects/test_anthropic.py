@@ -520,11 +520,17 @@ def test_a_call_ends_before_the_text_that_follows_it():
     ]
 
 
-def test_a_call_that_is_cut_off_is_text():
-    cut = answer('<tool_call>\n{"name": "f", "arguments": {"x": ', reason=FinishReason.LENGTH)
+def test_a_call_that_is_cut_off_stays_a_call():
+    cut = answer('Well. <tool_call>\n{"name": "f", "arguments": {"x": 1, "y": "ab', reason=FinishReason.LENGTH)
     whole = reply(cut, tools=TOOLS)
-    assert [block["type"] for block in whole["content"]] == ["text"]
+    assert [block["type"] for block in whole["content"]] == ["text", "tool_use"]
+    assert whole["content"][1]["input"] == {"x": 1}
     assert whole["stop_reason"] == "max_tokens"
+    streamed = events(cut, tools=TOOLS)
+    begun = [event["content_block"]["type"] for event in streamed if event["type"] == "content_block_start"]
+    said = [event["delta"] for event in streamed if event["type"] == "content_block_delta"]
+    assert begun == ["text", "tool_use"]
+    assert [delta.get("partial_json") for delta in said[1:]] == ['{"x": 1, "y": "ab']
 
 
 THOUGHT = [

@@ -305,16 +305,12 @@ def test_messages_become_turns(message: Wanted, turn: ChatTurn) -> None:
             "messages[1].tool_calls[0].function.arguments: expected",
         ),
         (
-            {"role": "assistant", "tool_calls": [function("f", arguments="{")]},
-            "messages[1].tool_calls[0].function.arguments: expected a string with a JSON object, got one that is no",
-        ),
-        (
             {"role": "assistant", "tool_calls": [function("f", arguments={"x": "a" * MAX_ARGUMENTS_BYTES})]},
             "messages[1].tool_calls[0].function.arguments: expected an object of at most 262144 bytes as JSON, nested",
         ),
         (
-            {"role": "assistant", "tool_calls": [function("f", arguments="[]")]},
-            "messages[1].tool_calls[0].function.arguments: expected a string with a JSON object, got an array",
+            {"role": "assistant", "tool_calls": [function("f", arguments=["{}"])]},
+            "messages[1].tool_calls[0].function.arguments: expected a string, got an array",
         ),
         (
             {"role": "assistant", "tool_calls": [function("f", arguments="{}")]},
@@ -1081,7 +1077,7 @@ def test_without_parallel_calls_only_the_first_is_kept() -> None:
     assert (message["content"], message["tool_calls"]) == (None, [call(0, "f", "{}")])
 
 
-def test_an_answer_cut_in_a_call_is_no_call() -> None:
+def test_an_answer_cut_in_a_call_has_the_call_as_far_as_it_goes() -> None:
     cut = call_text("f").partition("}")[0]
     end = Finished(FinishReason.LENGTH, Usage(1, 1))
     answer = whole(chat(), chat_body(tools=TOOLS), [Token(call_text("g") + cut, 1), end])
