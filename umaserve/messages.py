@@ -182,12 +182,14 @@ Prompt = str | tuple[ChatTurn, ...] | TokenIds | MixedText | Infill
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the model may call. ``parameters`` is its arguments' JSON schema as JSON text; ``bound`` is what
-    its only argument, a text, has to match (Lark or a regular expression)."""
+    its only argument, a text, has to match (Lark or a regular expression). ``strict``: a call follows all of its
+    schema, and one that no grammar can enforce is refused."""
 
     name: str
     description: str
     parameters: str
     bound: Grammar | None = None
+    strict: bool = False
 
 
 SoundFormat = Literal["mp3", "opus", "aac", "flac"]

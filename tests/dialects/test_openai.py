@@ -19,7 +19,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.support.routes import MODEL_INFO, facts, listed, routes
 from umaserve.dialects import grammars, parameters
-from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
+from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
 from umaserve.dialects.llama_server.props import props
 from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
 from umaserve.dialects.openai.completions import SSE_DONE, ChatBody, CompletionBody
@@ -385,9 +385,10 @@ EXTENSIONS_REFUSED = [
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": "x" * MAX_GRAMMAR_BYTES}}}},
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": "x" * MAX_SCHEMA_BYTES}}}},
             "response_format.json_schema.schema",
         ),
+        ({"response_format": {"type": "json_object", "schema": 123}}, "response_format.schema"),
         ({"response_format": {"type": "json_object"}, "grammar": "root ::= x"}, "response_format"),
         ({"response_format": {"type": "json_object"}, "json_schema": SCHEMA}, "response_format"),
         ({"tools": {}}, "tools"),
@@ -402,7 +403,7 @@ EXTENSIONS_REFUSED = [
         ({"tools": [function("f", description=1)]}, "tools[0].function.description"),
         ({"tools": [function("f", parameters=[])]}, "tools[0].function.parameters"),
         ({"tools": [function("f"), function("g"), function("f")]}, "tools[2].function.name"),
-        ({"tools": [function(f"f{i}", description="x" * 32768) for i in range(2)]}, "tools"),
+        ({"tools": [function(f"f{i}", description="x" * 131072) for i in range(2)]}, "tools"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
         ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice.type"),
@@ -512,7 +513,7 @@ def test_a_response_format_is_that_of_answers_in_words() -> None:
 
 def test_tools_reach_up_to_their_caps() -> None:
     assert len(chat_request(tools=[function(f"{i:064}") for i in range(128)]).tools) == 128
-    room = MAX_GRAMMAR_BYTES - 1 - len(G.parameters)
+    room = MAX_SCHEMA_BYTES - 1 - len(G.parameters)
     assert chat_request(tools=[function("f", description="x" * room)]).tools[0].description == "x" * room
 
 

@@ -20,7 +20,7 @@ from routes import facts
 
 from tests.support.routes import MODEL_INFO
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
+from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.responses import pages
 from umaserve.dialects.responses.body import ResponseBody
@@ -46,7 +46,7 @@ SCHEMA_TEXT = json.dumps(SCHEMA, separators=(",", ":"))
 F_TOOL = {"type": "function", "name": "f", "description": "does f", "parameters": SCHEMA, "strict": True}
 TOOLS = [F_TOOL, {"type": "function", "name": "g"}]
 PATCH = {"type": "custom", "name": "patch", "description": "edits"}
-F = Tool("f", "does f", SCHEMA_TEXT)
+F = Tool("f", "does f", SCHEMA_TEXT, strict=True)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 PATCH_CALL = '<tool_call>\n{"name": "patch", "arguments": {"input": "a\\nb"}}\n</tool_call>'
 PNG = "data:image/png;base64,QUJD"
@@ -583,8 +583,8 @@ def test_a_large_image_is_not_copied():
         ({"tools": [F_TOOL, F_TOOL]}, 'tools[1].name: expected a name that no other tool has, got "f"'),
         ({"tools": [{"type": "namespace", "name": "a"}]}, "tools[0].tools: expected an array of 0 to 256 tools"),
         (
-            {"tools": [{"type": "function", "name": "f", "parameters": {"a": "b" * MAX_GRAMMAR_BYTES}}]},
-            "tools[0].parameters: expected an object of at most 65536 bytes",
+            {"tools": [{"type": "function", "name": "f", "parameters": {"a": "b" * MAX_SCHEMA_BYTES}}]},
+            "tools[0].parameters: expected an object of at most 262144 bytes",
         ),
         (
             {"tools": [{"type": "function", "name": "f", "description": "b" * 2000}]},
@@ -897,7 +897,7 @@ def test_a_custom_tool_is_a_function_of_one_text(given: Any, told: str, bound: G
 def test_grammars_of_custom_tools_are_limited_with_the_schemas():
     one = {"type": "grammar", "syntax": "lark", "definition": "start: " + '"a" ' * 9000}
     tools = [{**PATCH, "name": f"patch{n}", "format": one} for n in range(2)]
-    assert refused(tools=tools).startswith("tools: expected names, schemas and grammars of at most 65536 bytes in all")
+    assert refused(tools=tools).startswith("tools: expected grammars of at most 65536 bytes in all")
 
 
 @pytest.mark.parametrize(

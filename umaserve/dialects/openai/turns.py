@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from umaserve.dialects.content import check_media, joined, turn_bytes
-from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
+from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
 from umaserve.dialects.parameters import MAX_ID_BYTES, MAX_TURNS, RequestLimits, check_prompt_bytes
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Audio, ChatTurn, Image, Media, Tool, ToolCall
@@ -50,8 +50,8 @@ def tools(fields: Fields) -> tuple[Tool, ...]:
         if name in names[:i]:
             raise out_of_range(f"tools[{i}].function.name", "a name that no other tool has", f'"{name}"')
     n_bytes = sum(len(text.encode()) for tool in read for text in (tool.name, tool.description, tool.parameters))
-    if n_bytes > MAX_GRAMMAR_BYTES:
-        raise out_of_range(fields.name("tools"), f"at most {MAX_GRAMMAR_BYTES} bytes in all", f"{n_bytes} bytes")
+    if n_bytes > MAX_SCHEMA_BYTES:
+        raise out_of_range(fields.name("tools"), f"at most {MAX_SCHEMA_BYTES} bytes in all", f"{n_bytes} bytes")
     return read
 
 
@@ -209,13 +209,13 @@ def call_arguments(function: Fields) -> str:
 def _tool(fields: Fields) -> Tool:
     _function_type(fields)
     function = _function(fields)
-    description = function.string("description", max_bytes=MAX_GRAMMAR_BYTES, empty=True) or ""
-    function.boolean("strict", False)  # Not used further: all calls follow their schema.
+    description = function.string("description", max_bytes=MAX_SCHEMA_BYTES, empty=True) or ""
+    strict = function.boolean("strict", False)
     parameters = function.object("parameters")
     if parameters is None:
         return Tool(_name(function), description, NO_PARAMETERS)
-    text = dump_capped(parameters.values, function.name("parameters"), MAX_GRAMMAR_BYTES)
-    return Tool(_name(function), description, text.decode())
+    text = dump_capped(parameters.values, function.name("parameters"), MAX_SCHEMA_BYTES)
+    return Tool(_name(function), description, text.decode(), strict=strict)
 
 
 def _function_type(fields: Fields) -> None:

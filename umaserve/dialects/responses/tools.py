@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
+from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES, MAX_SCHEMA_BYTES
 from umaserve.dialects.openai.turns import NO_PARAMETERS
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
 from umaserve.dialects.responses.custom_input import CUSTOM_INPUT
@@ -95,9 +95,11 @@ def tools(fields: Fields, limits: RequestLimits) -> tuple[tuple[OfferedTool, ...
     # The schemas become a grammar, while the descriptions are only a part of the prompt.
     bounds = [one.tool.bound.text for one in offered if one.tool.bound is not None]
     schemas = [part for one in offered for part in (one.tool.name, one.tool.parameters)]
-    n_bytes = sum(len(text.encode()) for text in schemas + bounds)
-    if n_bytes > MAX_GRAMMAR_BYTES:
-        expected = f"names, schemas and grammars of at most {MAX_GRAMMAR_BYTES} bytes in all"
+    if (n_bytes := sum(len(text.encode()) for text in bounds)) > MAX_GRAMMAR_BYTES:
+        raise out_of_range(path, f"grammars of at most {MAX_GRAMMAR_BYTES} bytes in all", f"{n_bytes} bytes")
+    n_bytes += sum(len(text.encode()) for text in schemas)
+    if n_bytes > MAX_SCHEMA_BYTES:
+        expected = f"names, schemas and grammars of at most {MAX_SCHEMA_BYTES} bytes in all"
         raise out_of_range(path, expected, f"{n_bytes} bytes")
     check_prompt_bytes(n_bytes + sum(len(one.tool.description.encode()) for one in offered), limits, path)
     return offered, shown
@@ -174,10 +176,10 @@ def _tool(fields: Fields, kind: str, namespace: str | None) -> tuple[OfferedTool
         given = fields.object("parameters")
         parameters = NO_PARAMETERS
         if given is not None:
-            parameters = dump_capped(given.values, fields.name("parameters"), MAX_GRAMMAR_BYTES).decode()
-        # Not used further: all calls follow their schema.
+            parameters = dump_capped(given.values, fields.name("parameters"), MAX_SCHEMA_BYTES).decode()
         shown |= {"parameters": orjson.Fragment(parameters), "strict": fields.boolean("strict", True)}
-        tool = Tool(name_for_model(name, namespace), description, parameters)
+        # OpenAI's service takes what can't be strict as if that was false, unless it is asked for.
+        tool = Tool(name_for_model(name, namespace), description, parameters, strict=fields.boolean("strict", False))
     return OfferedTool(tool, name, namespace, kind == "custom"), shown
 
 
