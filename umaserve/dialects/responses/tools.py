@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +13,10 @@ from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES, MAX_SCHEMA_BYTES
 from umaserve.dialects.openai.turns import NO_PARAMETERS
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
 from umaserve.dialects.responses.custom_input import CUSTOM_INPUT
+from umaserve.dialects.skipped_tools import tell_skipped
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Grammar, Syntax, Tool
 from umaserve.wire.fields import Fields, array, bad_request, dump_capped, out_of_range, string
-
-log = logging.getLogger(__name__)
 
 MAX_TOOLS = 256
 _NAME = re.compile("[A-Za-z0-9_-]{1,128}")
@@ -64,13 +62,13 @@ def name_for_model(name: str, namespace: str | None) -> str:
 def tools(fields: Fields, limits: RequestLimits) -> tuple[tuple[OfferedTool, ...], list[dict[str, Any]]]:
     """The functions and custom tools, whose names are unique, and the tools as the response repeats them.
 
-    What OpenAI's service would run itself, such as web_search, is skipped with a line in the log: programs offer it to
-    every server. Raises ``RequestError``.
+    What OpenAI's service would run itself, such as web_search, is skipped with a line in the log. Raises
+    ``RequestError``.
     """
     value, path = fields.values.get("tools"), fields.name("tools")
     if value is None:
         return (), []
-    read, shown, skipped = list[tuple[OfferedTool, str]](), list[dict[str, Any]](), list[str]()
+    read, shown = list[tuple[OfferedTool, str]](), list[dict[str, Any]]()
     for i, item in enumerate(array(value, path, 0, MAX_TOOLS, "tools")):
         one = Fields.of(item, f"{path}[{i}]")
         match kind := string(one.values.get("type"), one.name("type"), max_bytes=64):
@@ -83,9 +81,7 @@ def tools(fields: Fields, limits: RequestLimits) -> tuple[tuple[OfferedTool, ...
                 read += inside
                 shown.append(as_shown)
             case _:
-                skipped.append(kind)
-    if skipped:
-        log.warning("skipped tools that this server doesn't run: %s", ", ".join(skipped))
+                tell_skipped(kind)
     offered = tuple(tool for tool, _where in read)
     seen = set[str]()
     for tool, where in read:
