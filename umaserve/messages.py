@@ -262,6 +262,8 @@ class Generate:
     """Adapters by name, each with its scale; ``None``: all of the server's, with scale 1."""
     wants_progress: bool = False
     """Whether to report how much of the prompt is computed, after each part of it."""
+    wants_prompt: bool = False
+    """Whether to report the prompt as the model gets it."""
     priority: Priority = Priority.INTERACTIVE
     target_ttft_s: float | None = None
     target_tbt_s: float | None = None

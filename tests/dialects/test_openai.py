@@ -35,7 +35,7 @@ from umaserve.dialects.openai.models import model, models
 from umaserve.dialects.openai.requests import count_request
 from umaserve.dialects.openai.turns import MAX_ARGUMENTS_BYTES
 from umaserve.dialects.parameters import MAX_SEED, RequestLimits, json_body
-from umaserve.errors import Fault, ModelAwaited, ModelNotFound, RequestError
+from umaserve.errors import ContextExceeded, Fault, ModelAwaited, ModelNotFound, RequestError
 from umaserve.forms import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Slot, ToolForm
 from umaserve.messages import ChatTurn, Generate, Grammar, Pause, Priority, Sampling, Syntax, TokenIds, Tool, ToolCall
 from umaserve.outputs import (
@@ -46,6 +46,7 @@ from umaserve.outputs import (
     ModelInfo,
     ModelState,
     Output,
+    Prefilled,
     Prefilling,
     Scored,
     Started,
@@ -445,6 +446,7 @@ def test_a_wrong_chat_field_is_refused_by_its_name(wanted: Wanted, field: str) -
     [
         ({"type": "text"}, None),
         ({"type": "json_object"}, Grammar(Syntax.JSON_SCHEMA, '{"type":"object"}', "response_format")),
+        ({"type": "json_object", "schema": SCHEMA}, replace(SCHEMA_READ, field="response_format.schema")),
         ({"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}, SCHEMA_READ),
     ],
 )
@@ -754,7 +756,8 @@ def test_a_whole_chat_answer() -> None:
     answer = whole(chat(), chat_body(), tokens("Hel", "", "lo"))
     ChatCompletion.model_validate(answer)
     fingerprint = answer.pop("system_fingerprint")
-    assert fingerprint.startswith("fp_")
+    # As llama-server's, by which its clients know it.
+    assert fingerprint.startswith("b")
     assert answer == {
         **HEAD,
         "object": "chat.completion",
@@ -780,7 +783,7 @@ def test_a_streamed_chat_answer() -> None:
     assert [chunk["choices"] for chunk in chunks] == [
         [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]
         for delta, reason in [
-            ({"role": "assistant", "content": ""}, None),
+            ({"role": "assistant", "content": None}, None),
             ({"content": "Hel"}, None),
             ({"content": "lo"}, None),
             ({}, "stop"),
@@ -788,6 +791,19 @@ def test_a_streamed_chat_answer() -> None:
     ]
     assert [chunk.get("timings") for chunk in chunks] == [None, None, None, TIMINGS]
     assert SSE_DONE == b"[DONE]"
+
+
+def test_the_prompt_is_told_where_it_is_asked_for() -> None:
+    outputs = (Started(), Prefilled(5, text="<s>hi"), *tokens("a"))
+    assert not chat_request().wants_prompt
+    assert chat_request(verbose=True).wants_prompt
+    told = {"index": 0, "prompt": "<s>hi"}
+    assert whole(chat(), chat_body(verbose=True), outputs)["__verbose"] == told
+    assert "__verbose" not in whole(chat(), chat_body(), outputs)
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    for fields in ({"stream": True}, usage):
+        chunks = streamed(chat(), chat_body(verbose=True, **fields), outputs)
+        assert [chunk.get("__verbose") for chunk in chunks] == [None] * (len(chunks) - 1) + [told]
 
 
 @pytest.mark.parametrize(("exchange", "body"), [(chat, chat_body), (completion, completion_body)])
@@ -798,6 +814,8 @@ def test_usage_comes_last_where_it_is_asked_for(exchange: Any, body: Any) -> Non
     assert last["choices"] == []
     assert last["usage"] == usage(5, 6, cached=2)
     assert "timings" not in last
+    alone = streamed(exchange(), body(stream=True, stream_options={"include_usage": True}), tokens("a"))
+    assert [chunk.get("timings") is not None for chunk in alone[-3:]] == [False, True, True]
 
 
 @pytest.mark.parametrize(("exchange", "body"), [(chat, chat_body), (completion, completion_body)])
@@ -825,7 +843,7 @@ def test_choices_are_told_apart() -> None:
     texts = ["", ""]
     for chunk in chunks:
         [choice] = chunk["choices"]
-        texts[choice["index"]] += choice["delta"].get("content", "")
+        texts[choice["index"]] += choice["delta"].get("content") or ""
     assert texts == ["ab", "x"]
     answer = whole(chat(), chat_body(n=2), tokens("a", "b"), tokens("x"))
     ChatCompletion.model_validate(answer)
@@ -870,7 +888,7 @@ def test_what_is_no_text_makes_no_chunk() -> None:
 
 def test_the_role_comes_first_even_if_the_start_was_not_told() -> None:
     first, *_others = streamed(chat(), chat_body(stream=True), [Token("a", 1), END])
-    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
 
 
 def test_without_a_model_its_name_is_the_one_asked_for() -> None:
@@ -1044,7 +1062,7 @@ def test_a_streamed_answer_with_calls() -> None:
     for chunk in chunks:
         ChatCompletionChunk.model_validate(chunk)
     assert [(chunk["choices"][0]["delta"], chunk["choices"][0]["finish_reason"]) for chunk in chunks] == [
-        ({"role": "assistant", "content": ""}, None),
+        ({"role": "assistant", "content": None}, None),
         ({"content": "Well"}, None),
         ({"content": ". "}, None),
         ({"tool_calls": [{"index": 0, **call(0, "f", "")}]}, None),
@@ -1084,9 +1102,13 @@ def test_an_answer_cut_in_a_call_has_the_call_as_far_as_it_goes() -> None:
     answer = whole(chat(), chat_body(tools=TOOLS), [Token(call_text("g") + cut, 1), end])
     [choice] = answer["choices"]
     assert choice["finish_reason"] == "length"
-    assert (choice["message"]["content"], len(choice["message"]["tool_calls"])) == (cut, 1)
+    assert choice["message"]["content"] is None
+    assert [one["function"]["arguments"] for one in choice["message"]["tool_calls"]] == ["{}", "{"]
     chunks = streamed(chat(), chat_body(tools=TOOLS, stream=True), [Token(cut, 1), end])
-    assert chunks[-2]["choices"][0]["delta"] == {"content": cut}
+    assert [delta["choices"][0]["delta"].get("content") for delta in chunks] == [None] * 4
+    # What clients make of it, they send with their next request.
+    sent = [{"role": "user", "content": "hi"}, choice["message"], {"role": "user", "content": "on"}]
+    assert [call.arguments for call in chat_request(messages=sent).prompt[1].tool_calls] == ["{}", "{"]
 
 
 def test_arguments_are_streamed_while_they_are_written() -> None:
@@ -1132,7 +1154,7 @@ def test_a_stream_put_together_is_the_whole_answer(texts: list[str], cut: int, p
     content, calls, reason = "", {}, None
     for chunk in streamed(chat(), chat_body(**body, stream=True), outputs):
         [choice] = chunk["choices"]
-        content += choice["delta"].get("content", "")
+        content += choice["delta"].get("content") or ""
         for delta in choice["delta"].get("tool_calls", []):
             calls[delta["index"]] = calls.get(delta["index"], "") + delta["function"]["arguments"]
         reason = choice["finish_reason"] or reason
@@ -1190,7 +1212,7 @@ STATUSES: dict[Fault, tuple[int, str, str | None]] = {
     Fault.NOT_SUPPORTED: (400, "invalid_request_error", None),
     Fault.BUSY: (409, "invalid_request_error", "busy"),
     Fault.PROMPT_TOO_LARGE: (413, "invalid_request_error", "prompt_too_large"),
-    Fault.CONTEXT_EXCEEDED: (400, "invalid_request_error", "context_length_exceeded"),
+    Fault.CONTEXT_EXCEEDED: (400, "exceed_context_size_error", "context_length_exceeded"),
     Fault.TOO_MANY_SESSIONS: (503, "server_error", "too_many_sessions"),
     Fault.CONTENT_FILTERED: (400, "invalid_request_error", "content_filter"),
     Fault.NOT_FOUND: (404, "invalid_request_error", "not_found"),
@@ -1214,6 +1236,11 @@ def test_every_fault_has_its_status(fault: Fault) -> None:
     assert status == expected_status
     assert json.loads(body) == {"error": {"message": "went wrong", "type": kind, "param": None, "code": code}}
     assert headers == ([("WWW-Authenticate", "Bearer")] if status == 401 else [])
+
+
+def test_a_prompt_that_is_too_long_is_told_with_both_numbers() -> None:
+    told = json.loads(error_body(ContextExceeded(2048, 1024)).body)["error"]
+    assert (told["n_prompt_tokens"], told["n_ctx"]) == (2048, 1024)
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.2, "1"), (1.0, "1"), (1.01, "2"), (60.0, "60")])

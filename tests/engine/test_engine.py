@@ -339,6 +339,13 @@ def test_draft_tokens_before_a_late_token_are_taken_and_none_behind_it(plain: Ll
     assert result.tokens == [alone[len(taken) : len(taken) + 1]]
 
 
+def test_the_prompt_is_told_as_text_where_that_is_wanted(plain: LlamaEngine):
+    turns = (ChatTurn("user", "hé"),)
+    told = plain.prepare(Generate("t", turns, wants_prompt=True)).text
+    assert told.endswith("<|im_start|>user\nhé<|im_end|>\n<|im_start|>assistant\n")
+    assert plain.prepare(Generate("t", turns)).text == ""
+
+
 # -- tools -----------------------------------------------------------------------------------------------------------
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}

@@ -98,8 +98,9 @@ class Preparation:
         self._check_ids(generated, "generated")
         sampler.follow(generated)
         adapters = self._adapters.resolve(request.lora)
+        text = self._text_of(tokens) if request.wants_prompt else ""
         return Prepared(
-            tokens, max_tokens, sampler, request.logprobs, adapters, prompt.spans, in_thought, prompt.sound_s
+            tokens, max_tokens, sampler, request.logprobs, adapters, prompt.spans, in_thought, prompt.sound_s, text
         )
 
     def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
@@ -154,8 +155,11 @@ class Preparation:
 
     def _end_of(self, tokens: Sequence[int]) -> str:
         """The end of a prompt's text, without white space."""
-        last = b"".join(self._model.written(token) for token in tokens[-MAX_MARK_TOKENS:] if token >= 0)
-        return last.decode(errors="replace").rstrip()
+        return self._text_of(tokens[-MAX_MARK_TOKENS:]).rstrip()
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        """Without media."""
+        return b"".join(self._model.written(token) for token in tokens if token >= 0).decode(errors="replace")
 
     def _constraint(self, request: Generate) -> Constraint | None:
         grammar = request.sampling.grammar

@@ -63,7 +63,7 @@ class ChatChoice:
         shaped = []
         if not self._begun:
             self._begun = True
-            shaped.append(_chunk(self._index, {"role": "assistant", "content": ""}))
+            shaped.append(_chunk(self._index, {"role": "assistant", "content": None}))
         logprobs = _chat_logprobs(part.logprobs)
         if part.thoughts:
             shaped.append(_chunk(self._index, {"reasoning_content": part.thoughts}, logprobs))
