@@ -188,12 +188,14 @@ Prompt = str | tuple[ChatTurn, ...] | TokenIds | MixedText | Infill
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the model may call. ``parameters`` is its arguments' JSON schema as JSON text; ``bound`` is what
-    its only argument, a text, has to match (Lark or a regular expression)."""
+    its only argument, a text, has to match (Lark or a regular expression). ``strict``: a call follows all of its
+    schema, and one that no grammar can enforce is refused."""
 
     name: str
     description: str
     parameters: str
     bound: Grammar | None = None
+    strict: bool = False
 
 
 SoundFormat = Literal["mp3", "opus", "aac", "flac"]
@@ -266,6 +268,8 @@ class Generate:
     """Adapters by name, each with its scale; ``None``: all of the server's, with scale 1."""
     wants_progress: bool = False
     """Whether to report how much of the prompt is computed, after each part of it."""
+    wants_prompt: bool = False
+    """Whether to report the prompt as the model gets it."""
     priority: Priority = Priority.INTERACTIVE
     target_ttft_s: float | None = None
     target_tbt_s: float | None = None

@@ -126,6 +126,8 @@ class Prefilled:
     """Those of them that were in the cached prefix."""
     started_s: float = 0.0
     """Seconds from the request until its prompt was started."""
+    text: str = ""
+    """The prompt as the model got it, where the request asks for it."""
 
 
 class Token(NamedTuple):

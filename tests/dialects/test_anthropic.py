@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import jsonschema
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
@@ -17,8 +18,9 @@ from umaserve.dialects.anthropic.errors import error_body, http_error
 from umaserve.dialects.anthropic.messages import MessageBody
 from umaserve.dialects.anthropic.models import model, models
 from umaserve.dialects.anthropic.requests import count_request
-from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
+from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
 from umaserve.dialects.parameters import RequestLimits
+from umaserve.dialects.skipped_tools import tell_skipped
 from umaserve.errors import ContextExceeded, Fault, RequestError
 from umaserve.messages import Attachment, ChatTurn, Generate, Grammar, Image, Priority, Syntax, Tool, ToolCall
 from umaserve.outputs import Finished, FinishReason, ModelState, Prefilled, Started, Token, Usage, Waiting
@@ -221,6 +223,46 @@ def test_tools():
     assert (asked.tools, asked.must_call, asked.parallel_calls) == ((F, G), False, True)
 
 
+OWN = [
+    {"type": "bash_20250124", "name": "bash"},
+    {"type": "text_editor_20250124", "name": "str_replace_editor"},
+    {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 100},
+    {"type": "computer_20250124", "name": "computer", "display_width_px": 1024, "display_height_px": 768},
+    {"type": "memory_20250818", "name": "memory"},
+]
+CALLS = [
+    ("bash", {"command": "ls"}, {"command": 5}),
+    ("str_replace_editor", {"command": "undo_edit", "path": "/a"}, {"command": "view"}),
+    (
+        "str_replace_based_edit_tool",
+        {"command": "insert", "path": "/a", "insert_line": 0, "new_str": "x"},
+        {"command": "undo_edit", "path": "/a"},
+    ),
+    ("computer", {"action": "left_click", "coordinate": [10, 20]}, {"action": "left_click", "coordinate": [10]}),
+    ("memory", {"command": "rename", "old_path": "/a", "new_path": "/b"}, {"command": "move"}),
+]
+
+
+def test_anthropics_tools_that_the_client_runs_have_schemas_of_our_own():
+    [asked] = new_body(RequestLimits(100_000)).receive(body(tools=[*OWN, TOOLS[0]]))
+    assert [tool.name for tool in asked.tools] == [*(name for name, _right, _wrong in CALLS), "f"]
+    for tool, (_name, right, wrong) in zip(asked.tools, CALLS, strict=False):
+        validator = jsonschema.Draft202012Validator(json.loads(tool.parameters))
+        assert (validator.is_valid(right), validator.is_valid(wrong)) == (True, False)
+    assert "1024 x 768" in asked.tools[3].description
+
+
+def test_tools_of_anthropics_service_are_skipped_which_is_told_once(caplog: pytest.LogCaptureFixture):
+    tell_skipped.cache_clear()
+    served = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}, {"type": "mcp_toolset"}]
+    for _ in range(2):
+        assert request(tools=[*served, TOOLS[0]]).tools == (F,)
+    assert [line.split(": ")[1] for line in caplog.messages] == [
+        "'web_search_20250305' (told once)",
+        "'mcp_toolset' (told once)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("choice", "chosen"),
     [
@@ -238,9 +280,9 @@ def test_tool_choice(choice: Any, chosen: Any):
 
 
 def test_long_descriptions_of_tools_are_limited_as_prompts_are():
-    tool = {"name": "f", "description": "d" * 2 * MAX_GRAMMAR_BYTES, "input_schema": SCHEMA}
-    [asked] = new_body(RequestLimits(4 * MAX_GRAMMAR_BYTES)).receive(body(tools=[tool]))
-    assert len(asked.tools[0].description) == 2 * MAX_GRAMMAR_BYTES
+    tool = {"name": "f", "description": "d" * 2 * MAX_SCHEMA_BYTES, "input_schema": SCHEMA}
+    [asked] = new_body(RequestLimits(4 * MAX_SCHEMA_BYTES)).receive(body(tools=[tool]))
+    assert len(asked.tools[0].description) == 2 * MAX_SCHEMA_BYTES
     assert refused(tools=[tool]).startswith("tools: expected at most 2000 bytes, got ")
 
 
@@ -288,9 +330,10 @@ def test_long_descriptions_of_tools_are_limited_as_prompts_are():
             {"tools": [{"name": "a b", "input_schema": {}}]},
             'tools[0].name: expected 1 to 128 letters, digits, _ or -, got "a b"',
         ),
+        ({"tools": [{"type": "bash_20250124"}]}, "tools[0].name: expected a non-empty string, got null"),
         (
-            {"tools": [{"type": "bash_20250124", "name": "bash"}]},
-            'tools[0].type: expected "custom": this server runs no tools of its own, got "bash_20250124"',
+            {"tools": [{"type": 5}]},
+            "tools[0].type: expected a non-empty string of at most 64 bytes, got a whole number",
         ),
         ({"tools": [TOOLS[0], TOOLS[0]]}, 'tools[1].name: expected a name that no other tool has, got "f"'),
         ({"tool_choice": "any"}, "tool_choice: expected an object, got a string"),
@@ -520,11 +563,17 @@ def test_a_call_ends_before_the_text_that_follows_it():
     ]
 
 
-def test_a_call_that_is_cut_off_is_text():
-    cut = answer('<tool_call>\n{"name": "f", "arguments": {"x": ', reason=FinishReason.LENGTH)
+def test_a_call_that_is_cut_off_stays_a_call():
+    cut = answer('Well. <tool_call>\n{"name": "f", "arguments": {"x": 1, "y": "ab', reason=FinishReason.LENGTH)
     whole = reply(cut, tools=TOOLS)
-    assert [block["type"] for block in whole["content"]] == ["text"]
+    assert [block["type"] for block in whole["content"]] == ["text", "tool_use"]
+    assert whole["content"][1]["input"] == {"x": 1}
     assert whole["stop_reason"] == "max_tokens"
+    streamed = events(cut, tools=TOOLS)
+    begun = [event["content_block"]["type"] for event in streamed if event["type"] == "content_block_start"]
+    said = [event["delta"] for event in streamed if event["type"] == "content_block_delta"]
+    assert begun == ["text", "tool_use"]
+    assert [delta.get("partial_json") for delta in said[1:]] == ['{"x": 1, "y": "ab']
 
 
 THOUGHT = [

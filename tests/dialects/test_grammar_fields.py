@@ -95,8 +95,8 @@ def test_every_dialect_reads_every_form(read: Any, asked: dict[str, Any], gramma
 
 REFUSED = [
     ({"guided_json": 5}, "guided_json: expected a JSON schema, as an object or as its text, got a whole number"),
-    ({"guided_json": ""}, "guided_json: expected a non-empty string of at most 65536 bytes"),
-    ({"guided_json": {"a": "x" * 65536}}, "guided_json: expected an object of at most 65536 bytes"),
+    ({"guided_json": ""}, "guided_json: expected a non-empty string of at most 262144 bytes"),
+    ({"guided_json": {"a": "x" * 262144}}, "guided_json: expected an object of at most 262144 bytes"),
     ({"regex": "a" * 65537}, "regex: expected a non-empty string of at most 65536 bytes, got 65537 bytes"),
     ({"guided_choice": []}, "guided_choice: expected an array of 1 to 500 strings, got 0"),
     ({"guided_choice": ["a"] * 501}, "guided_choice: expected an array of 1 to 500 strings, got 501"),

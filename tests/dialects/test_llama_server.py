@@ -666,6 +666,7 @@ def test_the_operator_chooses_llama_servers_metrics(wanted: bool) -> None:
     received = world.received()
     assert received.startswith(b"HTTP/1.1 200 ")
     assert (b"llamacpp:requests_deferred" in received) is wanted
+    assert (b"\r\nProcess-Start-Time-Unix: " in received) is wanted
     world.close()
 
 

@@ -19,7 +19,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.support.routes import MODEL_INFO, facts, listed, routes
 from umaserve.dialects import grammars, parameters
-from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
+from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
 from umaserve.dialects.llama_server.props import props
 from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
 from umaserve.dialects.openai.completions import SSE_DONE, ChatBody, CompletionBody
@@ -35,7 +35,7 @@ from umaserve.dialects.openai.models import model, models
 from umaserve.dialects.openai.requests import count_request
 from umaserve.dialects.openai.turns import MAX_ARGUMENTS_BYTES
 from umaserve.dialects.parameters import MAX_SEED, RequestLimits, json_body
-from umaserve.errors import Fault, ModelAwaited, ModelNotFound, RequestError
+from umaserve.errors import ContextExceeded, Fault, ModelAwaited, ModelNotFound, RequestError
 from umaserve.forms import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Slot, ToolForm
 from umaserve.messages import ChatTurn, Generate, Grammar, Pause, Priority, Sampling, Syntax, TokenIds, Tool, ToolCall
 from umaserve.outputs import (
@@ -46,6 +46,7 @@ from umaserve.outputs import (
     ModelInfo,
     ModelState,
     Output,
+    Prefilled,
     Prefilling,
     Scored,
     Started,
@@ -305,16 +306,12 @@ def test_messages_become_turns(message: Wanted, turn: ChatTurn) -> None:
             "messages[1].tool_calls[0].function.arguments: expected",
         ),
         (
-            {"role": "assistant", "tool_calls": [function("f", arguments="{")]},
-            "messages[1].tool_calls[0].function.arguments: expected a string with a JSON object, got one that is no",
-        ),
-        (
             {"role": "assistant", "tool_calls": [function("f", arguments={"x": "a" * MAX_ARGUMENTS_BYTES})]},
             "messages[1].tool_calls[0].function.arguments: expected an object of at most 262144 bytes as JSON, nested",
         ),
         (
-            {"role": "assistant", "tool_calls": [function("f", arguments="[]")]},
-            "messages[1].tool_calls[0].function.arguments: expected a string with a JSON object, got an array",
+            {"role": "assistant", "tool_calls": [function("f", arguments=["{}"])]},
+            "messages[1].tool_calls[0].function.arguments: expected a string, got an array",
         ),
         (
             {"role": "assistant", "tool_calls": [function("f", arguments="{}")]},
@@ -389,9 +386,10 @@ EXTENSIONS_REFUSED = [
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": "x" * MAX_GRAMMAR_BYTES}}}},
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": "x" * MAX_SCHEMA_BYTES}}}},
             "response_format.json_schema.schema",
         ),
+        ({"response_format": {"type": "json_object", "schema": 123}}, "response_format.schema"),
         ({"response_format": {"type": "json_object"}, "grammar": "root ::= x"}, "response_format"),
         ({"response_format": {"type": "json_object"}, "json_schema": SCHEMA}, "response_format"),
         ({"tools": {}}, "tools"),
@@ -406,7 +404,7 @@ EXTENSIONS_REFUSED = [
         ({"tools": [function("f", description=1)]}, "tools[0].function.description"),
         ({"tools": [function("f", parameters=[])]}, "tools[0].function.parameters"),
         ({"tools": [function("f"), function("g"), function("f")]}, "tools[2].function.name"),
-        ({"tools": [function(f"f{i}", description="x" * 32768) for i in range(2)]}, "tools"),
+        ({"tools": [function(f"f{i}", description="x" * 131072) for i in range(2)]}, "tools"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
         ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice.type"),
@@ -450,6 +448,7 @@ def test_a_wrong_chat_field_is_refused_by_its_name(wanted: Wanted, field: str) -
     [
         ({"type": "text"}, None),
         ({"type": "json_object"}, Grammar(Syntax.JSON_SCHEMA, '{"type":"object"}', "response_format")),
+        ({"type": "json_object", "schema": SCHEMA}, replace(SCHEMA_READ, field="response_format.schema")),
         ({"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}, SCHEMA_READ),
     ],
 )
@@ -518,7 +517,7 @@ def test_a_response_format_is_that_of_answers_in_words() -> None:
 
 def test_tools_reach_up_to_their_caps() -> None:
     assert len(chat_request(tools=[function(f"{i:064}") for i in range(128)]).tools) == 128
-    room = MAX_GRAMMAR_BYTES - 1 - len(G.parameters)
+    room = MAX_SCHEMA_BYTES - 1 - len(G.parameters)
     assert chat_request(tools=[function("f", description="x" * room)]).tools[0].description == "x" * room
 
 
@@ -760,7 +759,8 @@ def test_a_whole_chat_answer() -> None:
     answer = whole(chat(), chat_body(), tokens("Hel", "", "lo"))
     ChatCompletion.model_validate(answer)
     fingerprint = answer.pop("system_fingerprint")
-    assert fingerprint.startswith("fp_")
+    # As llama-server's, by which its clients know it.
+    assert fingerprint.startswith("b")
     assert answer == {
         **HEAD,
         "object": "chat.completion",
@@ -786,7 +786,7 @@ def test_a_streamed_chat_answer() -> None:
     assert [chunk["choices"] for chunk in chunks] == [
         [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]
         for delta, reason in [
-            ({"role": "assistant", "content": ""}, None),
+            ({"role": "assistant", "content": None}, None),
             ({"content": "Hel"}, None),
             ({"content": "lo"}, None),
             ({}, "stop"),
@@ -794,6 +794,19 @@ def test_a_streamed_chat_answer() -> None:
     ]
     assert [chunk.get("timings") for chunk in chunks] == [None, None, None, TIMINGS]
     assert SSE_DONE == b"[DONE]"
+
+
+def test_the_prompt_is_told_where_it_is_asked_for() -> None:
+    outputs = (Started(), Prefilled(5, text="<s>hi"), *tokens("a"))
+    assert not chat_request().wants_prompt
+    assert chat_request(verbose=True).wants_prompt
+    told = {"index": 0, "prompt": "<s>hi"}
+    assert whole(chat(), chat_body(verbose=True), outputs)["__verbose"] == told
+    assert "__verbose" not in whole(chat(), chat_body(), outputs)
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    for fields in ({"stream": True}, usage):
+        chunks = streamed(chat(), chat_body(verbose=True, **fields), outputs)
+        assert [chunk.get("__verbose") for chunk in chunks] == [None] * (len(chunks) - 1) + [told]
 
 
 @pytest.mark.parametrize(("exchange", "body"), [(chat, chat_body), (completion, completion_body)])
@@ -804,6 +817,8 @@ def test_usage_comes_last_where_it_is_asked_for(exchange: Any, body: Any) -> Non
     assert last["choices"] == []
     assert last["usage"] == usage(5, 6, cached=2)
     assert "timings" not in last
+    alone = streamed(exchange(), body(stream=True, stream_options={"include_usage": True}), tokens("a"))
+    assert [chunk.get("timings") is not None for chunk in alone[-3:]] == [False, True, True]
 
 
 @pytest.mark.parametrize(("exchange", "body"), [(chat, chat_body), (completion, completion_body)])
@@ -831,7 +846,7 @@ def test_choices_are_told_apart() -> None:
     texts = ["", ""]
     for chunk in chunks:
         [choice] = chunk["choices"]
-        texts[choice["index"]] += choice["delta"].get("content", "")
+        texts[choice["index"]] += choice["delta"].get("content") or ""
     assert texts == ["ab", "x"]
     answer = whole(chat(), chat_body(n=2), tokens("a", "b"), tokens("x"))
     ChatCompletion.model_validate(answer)
@@ -876,7 +891,7 @@ def test_what_is_no_text_makes_no_chunk() -> None:
 
 def test_the_role_comes_first_even_if_the_start_was_not_told() -> None:
     first, *_others = streamed(chat(), chat_body(stream=True), [Token("a", 1), END])
-    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
 
 
 def test_without_a_model_its_name_is_the_one_asked_for() -> None:
@@ -1055,7 +1070,7 @@ def test_a_streamed_answer_with_calls() -> None:
     for chunk in chunks:
         ChatCompletionChunk.model_validate(chunk)
     assert [(chunk["choices"][0]["delta"], chunk["choices"][0]["finish_reason"]) for chunk in chunks] == [
-        ({"role": "assistant", "content": ""}, None),
+        ({"role": "assistant", "content": None}, None),
         ({"content": "Well"}, None),
         ({"content": ". "}, None),
         ({"tool_calls": [{"index": 0, **call(0, "f", "")}]}, None),
@@ -1089,15 +1104,19 @@ def test_without_parallel_calls_only_the_first_is_kept() -> None:
     assert (message["content"], message["tool_calls"]) == (None, [call(0, "f", "{}")])
 
 
-def test_an_answer_cut_in_a_call_is_no_call() -> None:
+def test_an_answer_cut_in_a_call_has_the_call_as_far_as_it_goes() -> None:
     cut = call_text("f").partition("}")[0]
     end = Finished(FinishReason.LENGTH, Usage(1, 1))
     answer = whole(chat(), chat_body(tools=TOOLS), [Token(call_text("g") + cut, 1), end])
     [choice] = answer["choices"]
     assert choice["finish_reason"] == "length"
-    assert (choice["message"]["content"], len(choice["message"]["tool_calls"])) == (cut, 1)
+    assert choice["message"]["content"] is None
+    assert [one["function"]["arguments"] for one in choice["message"]["tool_calls"]] == ["{}", "{"]
     chunks = streamed(chat(), chat_body(tools=TOOLS, stream=True), [Token(cut, 1), end])
-    assert chunks[-2]["choices"][0]["delta"] == {"content": cut}
+    assert [delta["choices"][0]["delta"].get("content") for delta in chunks] == [None] * 4
+    # What clients make of it, they send with their next request.
+    sent = [{"role": "user", "content": "hi"}, choice["message"], {"role": "user", "content": "on"}]
+    assert [call.arguments for call in chat_request(messages=sent).prompt[1].tool_calls] == ["{}", "{"]
 
 
 def test_arguments_are_streamed_while_they_are_written() -> None:
@@ -1143,7 +1162,7 @@ def test_a_stream_put_together_is_the_whole_answer(texts: list[str], cut: int, p
     content, calls, reason = "", {}, None
     for chunk in streamed(chat(), chat_body(**body, stream=True), outputs):
         [choice] = chunk["choices"]
-        content += choice["delta"].get("content", "")
+        content += choice["delta"].get("content") or ""
         for delta in choice["delta"].get("tool_calls", []):
             calls[delta["index"]] = calls.get(delta["index"], "") + delta["function"]["arguments"]
         reason = choice["finish_reason"] or reason
@@ -1201,7 +1220,7 @@ STATUSES: dict[Fault, tuple[int, str, str | None]] = {
     Fault.NOT_SUPPORTED: (400, "invalid_request_error", None),
     Fault.BUSY: (409, "invalid_request_error", "busy"),
     Fault.PROMPT_TOO_LARGE: (413, "invalid_request_error", "prompt_too_large"),
-    Fault.CONTEXT_EXCEEDED: (400, "invalid_request_error", "context_length_exceeded"),
+    Fault.CONTEXT_EXCEEDED: (400, "exceed_context_size_error", "context_length_exceeded"),
     Fault.TOO_MANY_SESSIONS: (503, "server_error", "too_many_sessions"),
     Fault.CONTENT_FILTERED: (400, "invalid_request_error", "content_filter"),
     Fault.NOT_FOUND: (404, "invalid_request_error", "not_found"),
@@ -1225,6 +1244,11 @@ def test_every_fault_has_its_status(fault: Fault) -> None:
     assert status == expected_status
     assert json.loads(body) == {"error": {"message": "went wrong", "type": kind, "param": None, "code": code}}
     assert headers == ([("WWW-Authenticate", "Bearer")] if status == 401 else [])
+
+
+def test_a_prompt_that_is_too_long_is_told_with_both_numbers() -> None:
+    told = json.loads(error_body(ContextExceeded(2048, 1024)).body)["error"]
+    assert (told["n_prompt_tokens"], told["n_ctx"]) == (2048, 1024)
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.2, "1"), (1.0, "1"), (1.01, "2"), (60.0, "60")])

@@ -111,12 +111,23 @@ def test_white_space_between_the_parts_of_a_call_makes_no_difference(name: str) 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_cut_off_call_is_content_and_never_whole(name: str) -> None:
-    text = TEXTS[name]
+def test_a_call_that_the_end_cuts_off_stays_a_call_once_it_has_begun(name: str) -> None:
+    text, begun = TEXTS[name], False
     for length in range(text.index("f"), len(text)):
         content, calls = parsed(FORMS[name], text[:length])
-        assert [call[3] for call in calls] in ([], [True]) or content == text[:length]
-        assert calls or content == text[:length]
+        begun |= bool(calls)
+        assert content == ("" if begun else text[:length])
+        assert [call[1] for call in calls] == ["f"] * begun
+        for _id, _name, arguments, is_whole in calls:
+            assert not is_whole or json.loads(arguments) == ARGUMENTS[name]
+        assert parsed(FORMS[name], *text[:length]) == (content, calls)
+    assert begun
+
+
+def test_what_a_cut_off_call_says_is_told_with_it() -> None:
+    reader = ToolCallParser(FORMS["json"], TOOLS, lambda: "c0")
+    reader.push(TEXTS["json"][:60])
+    assert reader.finish() == ("", [CallPiece(0, cut=TEXTS["json"][:60])])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -194,7 +205,8 @@ def test_calls_in_another_form_that_the_model_uses_are_found_too() -> None:
         (f"the <tool_call> tag, then {CALL}", "the <tool_call> tag, then ", 1),
         ("<tool_call>" + CALL, "<tool_call>", 1),
         ('<tool_call>{"name":</tool_call>' + CALL, '<tool_call>{"name":</tool_call>', 1),
-        (CALL + CALL[:-20], CALL[:-20], 1),
+        (CALL + CALL[:-20], "", 1),
+        (CALL + CALL[:20], CALL[:20], 1),
         (CALL.removesuffix("</tool_call>"), "", 1),
         (CALL.removesuffix("call>"), "", 1),
     ],
@@ -302,9 +314,9 @@ def test_every_way_of_cutting_gives_the_same(name: str, pieces: list[str], cuts:
 
 
 @given(name=st.sampled_from(NAMES), pieces=PIECES)
-def test_text_without_a_whole_call_is_all_content_and_arguments_are_objects(name: str, pieces: list[str]) -> None:
+def test_text_in_which_no_call_begins_is_all_content_and_arguments_are_objects(name: str, pieces: list[str]) -> None:
     text = "".join(pieces)
     content, calls = parsed(FORMS[name], text)
     done = [arguments for _id, _name, arguments, is_whole in calls if is_whole]
-    assert done or content == text
+    assert calls or content == text
     assert all(isinstance(json.loads(arguments), dict) for arguments in done)

@@ -382,10 +382,10 @@ RANGES: list[tuple[str, str, Read, list[tuple[Any, Any]], list[tuple[Any, str]]]
     ),
     (
         "json_schema",
-        "an object of at most 65536 bytes as JSON, nested less than 200 deep",
+        "an object of at most 262144 bytes as JSON, nested less than 200 deep",
         lambda command: command.sampling.grammar.text,
-        [({}, "{}"), ({"type": "é"}, '{"type":"é"}'), ({"k": "x" * 65528}, '{"k":"' + "x" * 65528 + '"}')],
-        [({"k": "x" * 65529}, "65537 bytes"), ({"k": nested(400)}, "a deeper one")],
+        [({}, "{}"), ({"type": "é"}, '{"type":"é"}'), ({"k": "x" * 262136}, '{"k":"' + "x" * 262136 + '"}')],
+        [({"k": "x" * 262137}, "262145 bytes"), ({"k": nested(400)}, "a deeper one")],
     ),
     (
         "metadata",

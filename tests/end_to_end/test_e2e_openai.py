@@ -103,7 +103,7 @@ def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI):
     *parts, last, usage = chunks
     assert whole.model == MODEL
     assert whole.choices[0].message.role == parts[0].choices[0].delta.role == "assistant"
-    assert "".join(part.choices[0].delta.content for part in parts) == text(whole) != ""
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == text(whole) != ""
     assert whole.choices[0].finish_reason == last.choices[0].finish_reason == "length"
     assert usage.choices == []
     assert usage.usage == whole.usage

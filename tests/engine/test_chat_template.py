@@ -294,6 +294,17 @@ def test_arguments_are_text_where_the_template_takes_no_object():
     assert told(source, CONVERSATION, tools=[WEATHER]) == 'weather{"city": "Köln"}weathernot JSON'
 
 
+def test_arguments_that_were_cut_off_are_the_object_that_they_begin():
+    source = FORM + (
+        "{% if tools %}{% endif %}{% for m in messages %}{% for call in m.tool_calls %}"
+        "{% for key, value in call.function.arguments.items() %}{{ key }}={{ value }};{% endfor %}{% endfor %}"
+        "{% endfor %}"
+    )
+    turns = (*HI, ChatTurn("assistant", "", tool_calls=(ToolCall("c1", "weather", '{"city": "Köln", "day": "Mo'),)))
+    assert told(source, turns, tools=[WEATHER]).endswith("city=Köln;")
+    assert '"arguments": {"city": "Köln"}}' in plain(turns)
+
+
 def test_results_stand_in_the_message_with_the_calls_where_the_template_looks_for_them():
     source = FORM + (
         "{% if tools %}{% endif %}{% for m in messages if m.role != 'tool' %}{{ m.role }}:"

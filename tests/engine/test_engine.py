@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import itertools
 import json
+import re
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -336,6 +339,13 @@ def test_draft_tokens_before_a_late_token_are_taken_and_none_behind_it(plain: Ll
     assert result.tokens == [alone[len(taken) : len(taken) + 1]]
 
 
+def test_the_prompt_is_told_as_text_where_that_is_wanted(plain: LlamaEngine):
+    turns = (ChatTurn("user", "hé"),)
+    told = plain.prepare(Generate("t", turns, wants_prompt=True)).text
+    assert told.endswith("<|im_start|>user\nhé<|im_end|>\n<|im_start|>assistant\n")
+    assert plain.prepare(Generate("t", turns)).text == ""
+
+
 # -- tools -----------------------------------------------------------------------------------------------------------
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
@@ -475,6 +485,48 @@ def test_tools_that_contradict_the_rest_are_refused(plain: LlamaEngine, fields: 
     with pytest.raises(RequestError, match=said) as caught:
         Stream(plain, **fields)
     assert caught.value.fault is Fault.BAD_REQUEST
+
+
+def schema_of(**properties: object) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*properties]}
+
+
+BEYOND_GRAMMARS: list[tuple[dict[str, Any], str]] = [
+    (schema_of(tags={"enum": [["a"]], "uniqueItems": True}), "uniqueItems"),
+    (schema_of(none={"not": {}}), "not"),
+    (schema_of(x={"type": "string", "pattern": "^(?!a)"}), "tools"),
+    (schema_of(x={"$ref": "https://example.com/x.json"}), "$ref"),
+    (schema_of(x={"$ref": "#/$defs/none"}), "tools"),
+    (schema_of(x={"type": "any"}), "type"),
+    (functools.reduce(lambda inner, _: schema_of(x=inner), range(80), schema_of()), "levels"),
+    ({"if": {}, "required": True}, "if"),
+]
+
+
+@pytest.mark.parametrize(("schema", "named"), BEYOND_GRAMMARS)
+def test_one_tool_whose_schema_no_grammar_holds_locks_nobody_out(
+    plain: LlamaEngine, schema: dict[str, Any], named: str, caplog: pytest.LogCaptureFixture
+):
+    name = f"t{len(json.dumps(schema))}"
+    tools = (*TOOLS, Tool(name, "", json.dumps(schema)))
+    for _ in range(2):
+        plain.prepare(Generate("t", STORY, 9, tools=tools))
+    assert [name in line for line in caplog.messages] == [True], caplog.messages
+    # The other tools are still followed.
+    stream = Stream(plain, STORY, max_tokens=150, tools=tools[:2], must_call=True, parallel_calls=False).run()
+    assert len(calls(stream.text)) == 1
+    with pytest.raises(RequestError, match=re.escape(named)):
+        plain.prepare(Generate("t", STORY, 9, tools=(*TOOLS, Tool(name, "", json.dumps(schema), strict=True))))
+
+
+def test_what_a_grammar_holds_of_a_loose_tool_is_enforced(plain: LlamaEngine):
+    tags = {"type": "array", "items": {"enum": ["a"]}, "minItems": 1, "maxItems": 1, "uniqueItems": True}
+    tool = Tool("tag", "", json.dumps(schema_of(tags=tags, days={"type": "string", "pattern": "^(?=1)2$"})))
+    outline = Tool("mark", "", json.dumps(schema_of(sure={"type": "boolean"}, many={"$ref": "#/none"})))
+    for one, key, values in (tool, "tags", [["a"]]), (outline, "sure", [True, False]):
+        stream = Stream(plain, STORY, max_tokens=200, tools=(one,), must_call=True, parallel_calls=False)
+        arguments = json.loads(stream.run().text.split("<tool_call>")[1].split("</tool_call>")[0])["arguments"]
+        assert arguments[key] in values
 
 
 def test_the_tags_of_calls_are_shown_though_they_are_control_tokens(plain: LlamaEngine, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Callable
 from decimal import Decimal
@@ -116,6 +117,9 @@ BASES = {
     "properties": {"barks": {"type": "boolean"}},
 }
 
+ABC: dict[str, Any] = {"type": "object", "properties": {name: {"type": "integer"} for name in "abc"}}
+"""Closed, as long as nothing else describes the object."""
+
 ENFORCED: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({}, ['{"a": [1, "b"]}', "{}"], ["1", '"a"']),
     ({"title": "Any", "default": 3}, ["1", '"a"', "null", "[{}]"], ["a"]),
@@ -195,6 +199,42 @@ ENFORCED: list[tuple[dict[str, Any], list[str], list[str]]] = [
         ['{"tag":"a","integral_part":"x","number":6,"other":7,"value":3,"any":4.5}', '{"any":true}'],
         ['{"other":"a"}', '{"number":4}', '{"value":4}', '{"any":x}'],
     ),
+    ({"type": "string", "minLength": 1.0, "maxLength": 2.0}, ['"a"', '"ab"'], ['""', '"abc"']),
+    ({"type": "array", "minItems": 1.0, "maxItems": 1.0}, ["[1]"], ["[]", "[1,2]"]),
+    (
+        {**ABC, "dependentRequired": {"a": ["b"]}},
+        ["{}", '{"b":1}', '{"a":1,"b":1}', '{"a":1,"b":1,"c":1}'],
+        ['{"a":1}', '{"a":1,"c":1}', '{"z":1}'],
+    ),
+    (
+        {**ABC, "additionalProperties": True, "dependencies": {"a": ["b"], "b": {"properties": {"c": {"const": 2}}}}},
+        ['{"b":1,"c":2}', '{"a":1,"b":1,"c":2}', '{"c":1}', '{"z":1}'],
+        ['{"a":1}', '{"b":1,"c":1}', '{"a":1,"b":1,"c":1}'],
+    ),
+    (
+        {**ABC, "not": {"required": ["a", "b"]}},
+        ["{}", '{"a":1}', '{"b":1}', '{"a":1,"c":1}'],
+        ['{"a":1,"b":1}', "1", '{"a":1,"b":1,"c":1}'],
+    ),
+    (
+        {**ABC, "minProperties": 2},
+        ['{"a":1,"b":1}', '{"b":1,"c":1}', '{"a":1,"b":1,"c":1}'],
+        ["{}", '{"a":1}', '{"c":1}'],
+    ),
+    (
+        {**ABC, "required": ["b"], "minProperties": 2.0, "maxProperties": 2},
+        ['{"a":1,"b":1}', '{"b":1,"c":1}'],
+        ['{"b":1}', '{"a":1,"c":1}', '{"a":1,"b":1,"c":1}'],
+    ),
+    ({**ABC, "minProperties": 0, "maxProperties": 9}, ["{}", '{"a":1,"b":1,"c":1}'], ['{"z":1}']),
+    (
+        {"type": "object", "propertyNames": {"pattern": "^[a-b]$"}, "additionalProperties": {"const": 1}},
+        ["{}", '{"a":1,"b":1}'],
+        ['{"a":2}', '{"c":1}', '{"ab":1}'],
+    ),
+    ({"type": "object", "propertyNames": {"enum": ["a", "b"]}}, ["{}", '{"a":{}}'], ['{"c":1}']),
+    ({"type": "object", "propertyNames": {"minLength": 1, "maxLength": 2}}, ['{"é":1}'], ['{"":1}', '{"abc":1}']),
+    ({"properties": {"a": {}}, "required": ["b"]}, ['{"b":1}', '{"a":1,"b":1}'], ['{"a":1}', "{}"]),
     (BASES, ['{"name":"n","age":0,"barks":true}', '{"name":"n"}'], ['{"barks":true}', '{"name":"n","age":-1}']),
 ]
 
@@ -204,6 +244,35 @@ def test_what_a_schema_says_is_enforced(schema: dict[str, Any], inside: list[str
     matches = of(schema)
     assert [text for text in [*inside, *outside] if matches(text)] == inside
     assert all(satisfies(text, schema) for text in inside)
+
+
+SOME = st.sampled_from([[], ["a"], ["b"], ["c"], ["a", "b"], ["c", "a"]])
+OF_NAMES = st.fixed_dictionaries(
+    {},
+    optional={
+        "required": SOME,
+        "dependentRequired": st.fixed_dictionaries({}, optional={"a": SOME, "b": SOME}),
+        "dependencies": st.fixed_dictionaries({}, optional={"b": SOME, "c": st.just({"properties": {"a": False}})}),
+        "not": SOME.filter(bool).map(lambda names: {"required": names}),
+        "minProperties": st.integers(0, 3),
+        "maxProperties": st.integers(0, 3),
+    },
+)
+
+
+@given(OF_NAMES)
+def test_rules_about_names_hold_for_each_set_of_names(rules: dict[str, Any]):
+    schema = {**ABC, "additionalProperties": False, **rules}
+    # The newer standards have no dependencies.
+    validator = jsonschema.Draft7Validator({**schema, "allOf": [{"dependencies": rules.get("dependentRequired", {})}]})
+    objects = [dict.fromkeys(names, 1) for n in range(4) for names in itertools.combinations("abc", n)]
+    valid = list(map(validator.is_valid, objects))
+    try:
+        matches = of(schema)
+    except RequestError:
+        assert not any(valid)
+        return
+    assert [matches(json.dumps(one)) for one in objects] == valid
 
 
 class Item(BaseModel):
@@ -246,10 +315,10 @@ REFUSED: list[tuple[object, str]] = [
         for key, item in {
             "uniqueItems": True,
             "contains": {},
-            "propertyNames": {"maxLength": 3},
-            "dependentRequired": {"a": ["b"]},
-            "dependentSchemas": {"a": {}},
-            "dependencies": {"a": ["b"]},
+            "propertyNames": {"format": "uuid"},
+            "dependentRequired": {"a": "b"},
+            "dependentSchemas": {"a": ["b", 1]},
+            "dependencies": [["a", "b"]],
             "unevaluatedProperties": False,
             "unevaluatedItems": False,
             "not": {},
@@ -277,7 +346,7 @@ REFUSED: list[tuple[object, str]] = [
     ("[" * 100_000, "json_schema: expected a JSON schema, got"),
     ({"properties": []}, "json_schema.properties: expected an object, got []"),
     ({"properties": {"a": 1}}, "json_schema.properties.a: expected a schema, got 1"),
-    ({"required": "a"}, "json_schema: expected"),
+    ({"required": "a"}, "json_schema.required: expected an array of strings, got a"),
     ({"properties": {f"p{n}": {} for n in range(501)}}, "json_schema.properties: expected at most 500"),
     ({"anyOf": [{}] * 251}, "json_schema.anyOf: expected at most 250 schemas, got 251"),
     ({"anyOf": []}, "json_schema.anyOf: expected an array of at least 1, got []"),
@@ -427,7 +496,7 @@ JSON = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from(KEYWORDS_OF_SCHEMAS), inner)
-        | st.fixed_dictionaries({"type": st.sampled_from(sorted(json_schema._KINDS))}).map(dict[str, Any])
+        | st.fixed_dictionaries({"type": st.sampled_from(sorted(json_schema.KINDS))}).map(dict[str, Any])
     ),
 )
 

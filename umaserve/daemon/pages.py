@@ -45,9 +45,12 @@ def own_pages(services: Services) -> HttpDialect:
 
         return Route("GET", Page(answer), public=True)
 
-    def metrics(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
-        own = services.prometheus()
-        return 200, PROMETHEUS, own + llama_metrics(services.metrics().values) if services.config.llama_metrics else own
+    def metrics(_request: Request) -> tuple[int, Headers, bytes]:
+        told, headers = services.prometheus(), [("Content-Type", PROMETHEUS)]
+        if services.config.llama_metrics:
+            told += llama_metrics(services.metrics().values)
+            headers.append(("Process-Start-Time-Unix", str(services.started_at)))
+        return 200, headers, told
 
     def document(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
         return 200, JSON, DOCUMENT
@@ -71,7 +74,7 @@ def own_pages(services: Services) -> HttpDialect:
         "/health/live": probe(health.live),
         "/health/ready": probe(health.ready),
         "/v1/health": probe(health.health),
-        "/metrics": Route("GET", Page(metrics)),
+        "/metrics": Route("GET", Document(metrics)),
         "/openapi.json": Route("GET", Page(document)),
         "/api/default_ref_audio": Route("GET", Page(ref_audio)),
         "/api/box": Route("GET", Watch(), operators=True),

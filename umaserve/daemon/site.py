@@ -98,7 +98,8 @@ class DaemonSite:
 
     def _tell_methods(self, found: Found | None, connection: HttpConnection, request: Request) -> None:
         allow = [("Allow", ", ".join([*found.route.methods, "OPTIONS"]))] if found is not None else []
-        connection.respond(204, [*allow, *self._gate.preflight_headers(request)], b"")
+        # 200, as llama-server says, where 204 would do: some programs look for it.
+        connection.respond(200, [*allow, *self._gate.preflight_headers(request)], b"")
 
     def _serve(self, found: Found, caller: Caller, connection: HttpConnection, request: Request) -> None:
         match found.route.endpoint:

@@ -10,6 +10,8 @@ from umaserve.messages import Grammar, Syntax
 from umaserve.wire.fields import Fields, array, bad_request, dump_capped, out_of_range, string
 
 MAX_GRAMMAR_BYTES = 64 * 1024
+MAX_SCHEMA_BYTES = 256 * 1024
+"""Of a JSON schema, or of those of all tools."""
 MAX_CHOICES = 500
 ANY_OBJECT = '{"type":"object"}'
 
@@ -44,7 +46,7 @@ def schema(fields: Fields, key: str) -> Grammar | None:
     if value is None:
         return None
     return Grammar(
-        Syntax.JSON_SCHEMA, dump_capped(value.values, fields.name(key), MAX_GRAMMAR_BYTES).decode(), fields.name(key)
+        Syntax.JSON_SCHEMA, dump_capped(value.values, fields.name(key), MAX_SCHEMA_BYTES).decode(), fields.name(key)
     )
 
 
@@ -53,7 +55,7 @@ def _schema_or_text(fields: Fields, key: str) -> Grammar | None:
     value = fields.values[key]
     if not isinstance(value, str | memoryview | dict):
         raise bad_request(fields.name(key), "a JSON schema, as an object or as its text", value)
-    return schema(fields, key) if isinstance(value, dict) else _text(fields, key, Syntax.JSON_SCHEMA)
+    return schema(fields, key) if isinstance(value, dict) else _text(fields, key, Syntax.JSON_SCHEMA, MAX_SCHEMA_BYTES)
 
 
 def _any_object(fields: Fields, key: str) -> Grammar | None:
@@ -77,8 +79,8 @@ def _choices(fields: Fields, key: str) -> Grammar | None:
     return Grammar(Syntax.REGEX, "|".join(map(re.escape, choices)), name)
 
 
-def _text(fields: Fields, key: str, syntax: Syntax) -> Grammar:
-    text = string(fields.values[key], fields.name(key), max_bytes=MAX_GRAMMAR_BYTES)
+def _text(fields: Fields, key: str, syntax: Syntax, max_bytes: int = MAX_GRAMMAR_BYTES) -> Grammar:
+    text = string(fields.values[key], fields.name(key), max_bytes=max_bytes)
     return Grammar(syntax, text, fields.name(key))
 
 

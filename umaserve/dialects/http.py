@@ -177,7 +177,7 @@ class OperatorsPage(Page):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """As ``Page``, for browsers: ``make`` returns status, headers and body."""
+    """As ``Page``, with headers of its own: ``make`` returns status, headers and body."""
 
     make: Callable[[Request], tuple[int, Headers, bytes]]
 

@@ -25,14 +25,21 @@ _PATTERNS = {
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """What is new of an answer's call number ``index``: its ``id`` and ``name``, more of its ``arguments``, or that it
-    is ``whole``. The text of a call that doesn't become whole is content too."""
+    """What is new of an answer's call number ``index``: its ``id`` and ``name``, more of its ``arguments``, that it is
+    ``whole``, or that the answer ended within it: then ``cut`` is all of its text. The text of a call that is
+    malformed is content too."""
 
     index: int
     id: str = ""
     name: str = ""
     arguments: str = ""
     whole: bool = False
+    cut: str = ""
+
+    @property
+    def ends(self) -> bool:
+        """Whether nothing more of the call comes."""
+        return self.whole or bool(self.cut)
 
 
 def short_ids(unique: str) -> Callable[[], str]:
@@ -110,6 +117,8 @@ class ToolCallParser:
                     yield
             self._text.taken = []
             another = yield from self._text.any([form.another, form.closes])
+            if another is None:
+                yield from self._text.any([form.closes], may_be_cut=True)
             form = form if another == 0 else (yield from self._next_call())
         if not self._n_calls:
             self._content.append(self._blank)
@@ -136,7 +145,7 @@ class ToolCallParser:
         return self._in_content or self._n_calls > 0
 
     def _call(self, form: FormInAtoms) -> Generator[None, None, bool]:
-        """Takes the rest of a call, and tells whether it is whole."""
+        """Takes the rest of a call, and tells whether it is one: whole, or begun where the text ends."""
         index, name, call_id, begun = self._n_calls, "", "", False
         for part, following in zip(form.rest, [*form.rest[1:], ()], strict=True):
             match part:
@@ -162,7 +171,11 @@ class ToolCallParser:
                     # Some models end their answer with the arguments.
                     read = (yield from self._text.any([part], may_be_cut=begun)) is not None
             if not read and not (begun and part is not Slot.ARGUMENTS and self._text.at_end):
-                return False
+                if not (begun and self._text.ended):
+                    return False
+                self._text.take(len(self._text.buffer))
+                self._pieces.append(CallPiece(index, cut="".join(self._text.taken)[self._unwritten :]))
+                return True
         self._pieces.append(CallPiece(index, whole=True))
         return True
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from umaserve.engine import schema_limits
+from umaserve.engine.schema_equivalents import rewritten, with_counted
 from umaserve.errors import Fault, RequestError
 
 Schema = dict[str, Any]
@@ -18,7 +20,9 @@ MAX_OPTIONAL = 240
 MAX_OPTIONS = 250
 """Of one ``anyOf``: all are followed at once while they begin alike, in a time that grows with their cube."""
 
-_KINDS = {"object", "array", "string", "number", "integer", "boolean", "null"}
+_BESIDE = {"anyOf", "oneOf", "$ref", "dependentSchemas", "dependencies"}
+"""Keywords by which another schema may describe the same object."""
+KINDS = {"object", "array", "string", "number", "integer", "boolean", "null"}
 _NAMED = {"properties", "patternProperties", "$defs", "definitions"}
 _LISTED = {"anyOf", "oneOf", "allOf", "prefixItems"}
 _SINGLE = {"items", "additionalProperties"}
@@ -35,6 +39,8 @@ _IDLE = {
     *("deprecated", "readOnly", "writeOnly", "nullable", "discriminator", "$comment"),
 }
 """Keywords that restrict nothing, or not without others, which are refused."""
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
+"""What regular expressions of other makes have, and llguidance's don't."""
 _FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 """Other formats are annotations only, as in the standard."""
 _OPTIONS = {
@@ -51,12 +57,7 @@ def enforced(schema_text: str, field: str = "json_schema") -> str:
 
     Raises ``RequestError`` with the path of the keyword that can't be enforced or is malformed.
     """
-    try:
-        schema = json.loads(schema_text)
-    except (ValueError, RecursionError) as error:
-        raise _refused(field, "a JSON schema", str(error)) from None
-    if not isinstance(schema, dict):
-        raise _refused(field, "a JSON schema, which is an object", schema)
+    schema = _parsed(schema_text, field)
     whole = _Reducer(closed=not _puts_together(schema)).schema(schema or {"type": "object"}, field, 0)
     schema_limits.check(whole, field)
     if "$ref" in whole:
@@ -68,6 +69,24 @@ def enforced(schema_text: str, field: str = "json_schema") -> str:
         raise _refused(field, "finite numbers", "others") from None
 
 
+def loosened(schema_text: str, field: str) -> tuple[str, set[str]]:
+    """The schema without what ``enforced`` would refuse for a keyword's sake, and the keywords that it lost. Raises
+    ``RequestError`` for what is wrong in other ways."""
+    schema = _parsed(schema_text, field)
+    reducer = _Reducer(closed=not _puts_together(schema), loose=True)
+    return json.dumps(reducer.schema(schema, field, 0), ensure_ascii=False), reducer.dropped
+
+
+def _parsed(schema_text: str, field: str) -> Schema:
+    try:
+        schema = json.loads(schema_text)
+    except (ValueError, RecursionError) as error:
+        raise _refused(field, "a JSON schema", str(error)) from None
+    if not isinstance(schema, dict):
+        raise _refused(field, "a JSON schema, which is an object", schema)
+    return schema
+
+
 def _puts_together(schema: Schema) -> bool:
     """Whether an object in ``schema`` may be described by several parts, which must leave room for each other's
     properties."""
@@ -75,7 +94,7 @@ def _puts_together(schema: Schema) -> bool:
     while waiting:
         value = waiting.pop()
         if isinstance(value, dict):
-            if "allOf" in value or ("properties" in value and value.keys() & {"anyOf", "oneOf", "$ref"}):
+            if "allOf" in value or ("properties" in value and value.keys() & _BESIDE):
                 return True
             waiting += value.values()
         elif isinstance(value, list):
@@ -84,17 +103,24 @@ def _puts_together(schema: Schema) -> bool:
 
 
 class _Reducer:
-    def __init__(self, *, closed: bool) -> None:
-        """``closed``: no properties but those that an object's schema names, unless it says otherwise."""
+    def __init__(self, *, closed: bool, loose: bool = False) -> None:
+        """``closed``: no properties but those that an object's schema names, unless it says otherwise. ``loose``:
+        keywords that can't be enforced are dropped instead of refused."""
         self._closed = closed
+        self._loose = loose
+        self.dropped: set[str] = set()
 
     def schema(self, value: Schema, path: str, depth: int) -> Schema:
         if depth > MAX_DEPTH:
             raise _refused(path, f"at most {MAX_DEPTH} levels", "more")
         reduced: Schema = {}
+        value = rewritten(value)
         for key, item in value.items():
             where = f"{path}.{key[:64]}"
             if key in _IDLE:
+                continue
+            if self._loose and _is_unenforced(key, item):
+                self.dropped.add(key)
                 continue
             if key in _UNENFORCED:
                 if item not in _UNENFORCED[key]:
@@ -122,14 +148,13 @@ class _Reducer:
                 if not value.keys() & {f"m{bound}", f"exclusiveM{bound}"}:
                     reduced[f"m{bound}"] = limit
         if isinstance(value.get("properties"), dict):
-            required = value.get("required")
-            names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+            names = value.get("required", [])
             if (optional := len(value["properties"].keys() - names)) > MAX_OPTIONAL:
                 expected = f"at most {MAX_OPTIONAL} properties that are not required"
                 raise _refused(f"{path}.properties", expected, str(optional))
-        if self._closed and value.get("properties"):
-            reduced.setdefault("additionalProperties", False)
-        return reduced
+            if self._closed and value["properties"] and value["properties"].keys() >= set(names):
+                reduced.setdefault("additionalProperties", False)
+        return with_counted(reduced)
 
     def _check_bounds(self, schema: Schema, path: str) -> None:
         """llguidance lets the exclusive one of two bounds through where it is the one nearer to 0, whole, and less than
@@ -148,11 +173,14 @@ class _Reducer:
         match key:
             case "type":
                 kinds = item if isinstance(item, list) else [item]
-                if not all(isinstance(kind, str) and kind in _KINDS for kind in kinds):
-                    raise _refused(path, f"one or more of {', '.join(sorted(_KINDS))}", item)
+                if not all(isinstance(kind, str) and kind in KINDS for kind in kinds):
+                    raise _refused(path, f"one or more of {', '.join(sorted(KINDS))}", item)
             case "$ref":
                 if not isinstance(item, str) or not item.startswith("#"):
                     raise _refused(path, 'a reference within the schema ("#/…")', item)
+            case "required":
+                if not isinstance(item, list) or not all(isinstance(name, str) for name in item):
+                    raise _refused(path, "an array of strings", item)
             case _ if key in _NAMED:
                 if not isinstance(item, dict):
                     raise _refused(path, "an object", item)
@@ -177,6 +205,14 @@ class _Reducer:
         if not isinstance(value, dict):
             raise _refused(path, "a schema", value)
         return self.schema(value, path, depth)
+
+
+def _is_unenforced(key: str, item: object) -> bool:
+    if key == "pattern":
+        return isinstance(item, str) and _LOOKS_AROUND.search(item) is not None
+    if key == "$ref":
+        return isinstance(item, str) and not item.startswith("#")
+    return key in _UNENFORCED and item not in _UNENFORCED[key]
 
 
 def _distinct(parts: list[Schema | bool]) -> list[Schema | bool]:

@@ -6,22 +6,24 @@ import dataclasses
 import functools
 import itertools
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from umaserve.engine.adapters import LoraAdapters
 from umaserve.engine.chat_template import ChatTemplate
-from umaserve.engine.constraint import Constraint, Vocabulary
+from umaserve.engine.constraint import MAX_COMPILING_S, Constraint, Vocabulary
 from umaserve.engine.grammar import NESTED, lark_of
 from umaserve.engine.infill import infill_tokens
+from umaserve.engine.loose_tools import loosened, outlined
 from umaserve.engine.media import MediaReader, Prompt
 from umaserve.engine.model import Model
 from umaserve.engine.reranking import pair_tokens
 from umaserve.engine.sampling import Sampler
 from umaserve.engine.thinking import AfterThoughts, Thinking
-from umaserve.engine.tool_grammar import of_tools
+from umaserve.engine.tool_grammar import CallGrammar, of_tools
 from umaserve.errors import ContextExceeded, Fault, RequestError
-from umaserve.forms import ThoughtForm
-from umaserve.messages import ChatTurn, Generate, Infill, MixedText, Sampling, Syntax, TokenIds
+from umaserve.forms import ThoughtForm, ToolForm
+from umaserve.messages import ChatTurn, Generate, Infill, MixedText, Sampling, Syntax, TokenIds, Tool
 from umaserve.queries import (
     Answer,
     ApplyTemplate,
@@ -81,7 +83,7 @@ class Preparation:
         if not self._generates:
             problem = f"{self._model.name} generates no text, it only makes embeddings"
             raise RequestError(Fault.NOT_SUPPORTED, "model", problem)
-        # The grammar comes first: making it checks how deep the tools' schemas nest, and the template recurses on them.
+        # The grammar comes first: what is wrong with it is found before media are decoded.
         constraint = self._constraint(request)
         prompt = self._prompt(request, tenant, wanted)
         tokens = prompt.tokens
@@ -99,8 +101,9 @@ class Preparation:
         self._check_ids(generated, "generated")
         sampler.follow(generated)
         adapters = self._adapters.resolve(request.lora)
+        text = self._text_of(tokens) if request.wants_prompt else ""
         return Prepared(
-            tokens, max_tokens, sampler, request.logprobs, adapters, prompt.spans, in_thought, prompt.sound_s
+            tokens, max_tokens, sampler, request.logprobs, adapters, prompt.spans, in_thought, prompt.sound_s, text
         )
 
     def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
@@ -155,12 +158,14 @@ class Preparation:
 
     def _end_of(self, tokens: Sequence[int]) -> str:
         """The end of a prompt's text, without white space."""
-        last = b"".join(self._model.written(token) for token in tokens[-MAX_MARK_TOKENS:] if token >= 0)
-        return last.decode(errors="replace").rstrip()
+        return self._text_of(tokens[-MAX_MARK_TOKENS:]).rstrip()
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        """Without media."""
+        return b"".join(self._model.written(token) for token in tokens if token >= 0).decode(errors="replace")
 
     def _constraint(self, request: Generate) -> Constraint | None:
         grammar = request.sampling.grammar
-        after, nested = b"", False
         if request.tools:
             if grammar is not None and (request.must_call or grammar.syntax is not Syntax.JSON_SCHEMA):
                 raise RequestError(Fault.BAD_REQUEST, "tools", f"expected to be absent where {grammar.field} is given")
@@ -169,20 +174,45 @@ class Preparation:
                 if form.opened and grammar is None and not request.must_call:
                     return None
                 form = form.in_text()
-            calls = of_tools(
-                form,
-                request.tools,
-                must_call=request.must_call,
-                several=request.parallel_calls,
-                or_schema=grammar,
-            )
-            lark, after, nested = calls.lark, calls.after, calls.nested
-        elif request.must_call:
+            return self._of_tools(request, form)
+        if request.must_call:
             raise RequestError(Fault.BAD_REQUEST, "tools", "expected at least one where a call is required, got none")
-        elif grammar is not None:
-            lark, field, nested = lark_of(grammar), grammar.field, grammar.syntax in NESTED
-        else:
-            return None
+        if grammar is not None:
+            return self._follower(lark_of(grammar), grammar.field, nested=grammar.syntax in NESTED)
+        return None
+
+    def _of_tools(self, request: Generate, form: ToolForm) -> Constraint:
+        """Of tools that aren't strict, what a grammar can't hold is left out."""
+        last = time.monotonic() + MAX_COMPILING_S
+        make = functools.partial(
+            of_tools,
+            form,
+            must_call=request.must_call,
+            several=request.parallel_calls,
+            or_schema=request.sampling.grammar,
+        )
+        tools = tuple(map(loosened, request.tools))
+        try:
+            return self._follow_calls(make(tools))
+        except RequestError:
+            plain = tuple(
+                tool if time.monotonic() < last and self._is_followed(form, tool) else outlined(tool) for tool in tools
+            )
+            if plain == tools or self._vocabulary is None:
+                raise
+            return self._follow_calls(make(plain))
+
+    def _is_followed(self, form: ToolForm, tool: Tool) -> bool:
+        try:
+            self._follow_calls(of_tools(form, [tool], must_call=True))
+        except RequestError:
+            return False
+        return True
+
+    def _follow_calls(self, calls: CallGrammar) -> Constraint:
+        return self._follower(calls.lark, "tools", calls.after, nested=calls.nested)
+
+    def _follower(self, lark: str, field: str, after: bytes = b"", *, nested: bool) -> Constraint:
         if self._vocabulary is None:
             raise RequestError(
                 Fault.BAD_REQUEST, field, "can't be followed with this model's tokens (see the server's log)"

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from umaserve.wire.cut_json import whole_members
+
 Message = dict[str, Any]
 """One message or one tool, in the form of OpenAI's API."""
 Render = Callable[[Sequence[Message], Sequence[Message]], str]
@@ -167,13 +169,11 @@ def _called(arguments: object) -> Message:
 
 
 def _with_object(call: Message) -> Message:
-    """The call with its arguments as an object, where their text is one."""
+    """The call with its arguments as an object, where their text is one or begins one."""
     function = call["function"]
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
+    if not function["arguments"].lstrip().startswith("{"):
         return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+    return {**call, "function": {**function, "arguments": whole_members(function["arguments"])}}
 
 
 def _with_short_ids(message: Message) -> Message:

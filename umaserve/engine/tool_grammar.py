@@ -15,7 +15,7 @@ from umaserve.forms import CDATA_CLOSE, CDATA_OPEN, ParameterForm, Slot, ToolFor
 from umaserve.messages import Grammar, Tool
 from umaserve.wire.schema_types import kinds, resolved
 
-MAX_TOOLS_BYTES = 256 * 1024
+MAX_TOOLS_BYTES = 512 * 1024
 """All tools' grammars together: compiling a megabyte takes some seconds."""
 
 _TAG = re.compile(r"<[^<>]*>?|\[[A-Z_]+\]")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from umaserve.forms import CDATA_CLOSE, CDATA_OPEN, ParameterForm, Slot, ToolForm
 from umaserve.messages import ToolCall
+from umaserve.wire.cut_json import whole_members
 
 JSON_TYPES: dict[type, str] = {
     str: "string",
@@ -27,7 +28,7 @@ def written(form: ToolForm, calls: Sequence[ToolCall]) -> str:
 
 
 def _written_call(form: ToolForm, call: ToolCall, index: int) -> str:
-    arguments = _arguments(call)
+    arguments = whole_members(call.arguments) if call.arguments.lstrip().startswith("{") else call.arguments
     if form.parameters is None or isinstance(arguments, str):
         written_arguments = json.dumps(arguments, ensure_ascii=False)
     else:
@@ -39,15 +40,6 @@ def _written_call(form: ToolForm, call: ToolCall, index: int) -> str:
         Slot.ARGUMENTS: written_arguments,
     }
     return "".join(texts[part] if isinstance(part, Slot) else part for part in form.call)
-
-
-def _arguments(call: ToolCall) -> dict[str, Any] | str:
-    """The call's arguments, or their text where it isn't a JSON object."""
-    try:
-        value = json.loads(call.arguments)
-    except (ValueError, RecursionError):
-        return call.arguments
-    return value if isinstance(value, dict) else call.arguments
 
 
 def written_parameters(form: ParameterForm, arguments: dict[str, Any]) -> str:

@@ -166,7 +166,7 @@ class RelaySite:
 
     def _tell_methods(self, methods: Sequence[str], connection: HttpConnection, request: Request) -> None:
         allow = ("Allow", ", ".join([*methods, "OPTIONS"]))
-        connection.respond(204, [allow, *self._doors.gate.preflight_headers(request)], b"")
+        connection.respond(200, [allow, *self._doors.gate.preflight_headers(request)], b"")
 
     def _check_key(self, head: Request) -> str:
         """The name of the request's key; empty where no key is needed. Raises for a wrong key."""

@@ -158,7 +158,7 @@ class Results:
         assert text is not None
         if not session.generated:
             started_s = session.timing(now).started_s
-            self._sessions.put(session, Prefilled(len(prepared.tokens), session.reused, started_s))
+            self._sessions.put(session, Prefilled(len(prepared.tokens), session.reused, started_s, prepared.text))
         if token in self._engine.end_tokens:
             self._sessions.finish(session, FinishReason.STOP)
             return

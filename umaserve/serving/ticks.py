@@ -74,6 +74,8 @@ class Prepared:
     """Whether the answer begins inside a thought; ``None``: its text is taken as it is, and has no thoughts."""
     sound_s: float = 0.0
     """The seconds of sound in the prompt."""
+    text: str = ""
+    """The prompt as text, without media, where the request asks for it."""
 
 
 class Run(NamedTuple):

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from umaserve.dialects.tool_calls import CallPiece, ToolCallParser
+from umaserve.wire.cut_json import whole_members
 
 Event = dict[str, Any]
 
@@ -24,7 +23,7 @@ class _Block:
     begun: dict[str, Any]
     texts: list[str] = field(default_factory=list)
     kept: bool = True
-    """Whether it is in the whole answer, too. A call that isn't complete is not: its text is."""
+    """Whether it is in the whole answer, too. A call that is malformed is not: its text is."""
 
 
 class Blocks:
@@ -84,8 +83,9 @@ class Blocks:
             self._blocks[-1].kept = False
         if piece.arguments:
             yield self._delta(piece.arguments, {"type": "input_json_delta", "partial_json": piece.arguments})
-        if piece.whole:
-            self.called = self._blocks[-1].kept = True
+        if piece.ends:
+            self.called |= piece.whole
+            self._blocks[-1].kept = True
             yield from self._close()
 
     def _think(self, thoughts: str) -> Iterator[Event]:
@@ -124,7 +124,7 @@ def _whole(block: _Block) -> dict[str, Any]:
     text = "".join(block.texts)
     match block.begun["type"]:
         case "tool_use":
-            return {**block.begun, "input": orjson.loads(text)}
+            return {**block.begun, "input": whole_members(text)}
         case "thinking":
             return {**block.begun, "thinking": text, "signature": SIGNATURE}
     return {**block.begun, "text": text}

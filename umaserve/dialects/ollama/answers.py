@@ -130,7 +130,8 @@ class _TextBody(ABC):
         if not self._model:
             self._begin()
         text, calls = ("", []) if self._parser is None else self._parser.finish()
-        return Piece(text, calls=self._calls.take(calls))
+        # A call that was cut off is text: as a call, a program would run what is there of it.
+        return Piece(text + "".join(piece.cut for piece in calls), calls=self._calls.take(calls))
 
     def _begin(self) -> None:
         """The model is loaded: its name and its way to write calls are known."""

@@ -63,14 +63,14 @@ class ChatChoice:
         shaped = []
         if not self._begun:
             self._begun = True
-            shaped.append(_chunk(self._index, {"role": "assistant", "content": ""}))
+            shaped.append(_chunk(self._index, {"role": "assistant", "content": None}))
         logprobs = _chat_logprobs(part.logprobs)
         if part.thoughts:
             shaped.append(_chunk(self._index, {"reasoning_content": part.thoughts}, logprobs))
             logprobs = None
         if part.text or logprobs:
             shaped.append(_chunk(self._index, {"content": part.text}, logprobs))
-        shaped += [_chunk(self._index, {"tool_calls": [_delta(piece)]}) for piece in part.calls if not piece.whole]
+        shaped += [_chunk(self._index, {"tool_calls": [_delta(piece)]}) for piece in part.calls if not piece.ends]
         if part.finish_reason is not None:
             shaped.append(_chunk(self._index, {}, finish_reason=part.finish_reason))
         return shaped
@@ -220,9 +220,9 @@ def _delta(piece: CallPiece) -> dict[str, Any]:
 
 
 def _calls(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
-    """The calls that became whole."""
-    whole = {piece.index for piece in pieces if piece.whole}
-    begun = [piece for piece in pieces if piece.name and piece.index in whole]
+    """The calls, without those that turned out to be none."""
+    ended = {piece.index for piece in pieces if piece.ends}
+    begun = [piece for piece in pieces if piece.name and piece.index in ended]
     arguments: dict[int, str] = {}
     for piece in pieces:
         arguments[piece.index] = arguments.get(piece.index, "") + piece.arguments

@@ -19,7 +19,18 @@ from umaserve.dialects.timings import progress, timings
 from umaserve.dialects.tool_calls import parser_for, short_ids
 from umaserve.errors import RequestError
 from umaserve.messages import Generate
-from umaserve.outputs import Finished, ModelInfo, Output, Prefilling, Spoken, Started, Token, Usage, VoiceInfo
+from umaserve.outputs import (
+    Finished,
+    ModelInfo,
+    Output,
+    Prefilled,
+    Prefilling,
+    Spoken,
+    Started,
+    Token,
+    Usage,
+    VoiceInfo,
+)
 
 SSE_DONE = b"[DONE]"
 """The data of a stream's last event, after all choices have ended."""
@@ -52,6 +63,8 @@ class _OpenAIBody:
         self._parts: list[list[Part]] = []
         self._finished: dict[int, Finished] = {}
         self._failed: set[int] = set()
+        self._prompts: dict[int, str] = {}
+        """As the model got them, where that is asked for."""
         self._head: dict[str, Any] | None = None
 
     @property
@@ -69,6 +82,9 @@ class _OpenAIBody:
         match output:
             case Started():
                 part = Part()
+            case Prefilled():
+                self._prompts[index] = output.text
+                return []
             case Token():
                 part = choice.token(output)
             case Spoken() if isinstance(choice, SpokenChoice):
@@ -88,7 +104,10 @@ class _OpenAIBody:
         if isinstance(output, Finished):
             chunks[-1]["timings"] = timings(output.usage, output.timing)
             if self._asked.include_usage and len(self._finished) == len(self._choices):
-                chunks.append({**self._chunk([]), "usage": self._usage()})
+                # Where llama-server has the timings: in the last chunk, whichever that is.
+                timed = {"timings": chunks[-1]["timings"]} if len(self._choices) == 1 else {}
+                chunks.append({**self._chunk([]), "usage": self._usage(), **timed})
+            chunks[-1] |= self._verbose(index)
         return [orjson.dumps(chunk) for chunk in chunks]
 
     def fail(self, index: int, error: RequestError) -> list[bytes]:
@@ -110,6 +129,7 @@ class _OpenAIBody:
         # Parallel choices have no common rate.
         if len(self._choices) == 1:
             whole["timings"] = timings(self._finished[0].usage, self._finished[0].timing)
+        whole |= self._verbose(0)
         return orjson.dumps(whole)
 
     def _take(self, asked: CompletionRequest, choices: Sequence[Choice]) -> Sequence[Generate]:
@@ -136,9 +156,13 @@ class _OpenAIBody:
             info = self._model(self._asked.model)
             self._head = {
                 "model": self._asked.model if info is None else info.name,
-                "system_fingerprint": None if info is None else f"fp_{zlib.crc32(repr(info).encode()):08x}",
+                "system_fingerprint": None if info is None else f"b{zlib.crc32(repr(info).encode()):08x}",
             }
         return {"id": self._new_id, "object": kind, "created": self._created, **self._head}
+
+    def _verbose(self, index: int) -> dict[str, Any]:
+        """What llama-server tells of a choice where ``verbose`` is true, as far as it isn't told already."""
+        return {"__verbose": {"index": index, "prompt": self._prompts.get(index, "")}} if self._asked.verbose else {}
 
     def _usage(self) -> dict[str, Any]:
         """The tokens of all choices; a prompt counts once for all its choices."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from umaserve.dialects.http import HTTP_STATUS, ErrorReply, ErrorShape, error_headers
-from umaserve.errors import Fault, RequestError
+from umaserve.errors import ContextExceeded, Fault, RequestError
 
 _INVALID, _SERVER = "invalid_request_error", "server_error"
 
@@ -16,7 +16,8 @@ _ERRORS: dict[Fault, tuple[str, str | None]] = {
     Fault.NOT_SUPPORTED: (_INVALID, None),
     Fault.BUSY: (_INVALID, "busy"),
     Fault.PROMPT_TOO_LARGE: (_INVALID, "prompt_too_large"),
-    Fault.CONTEXT_EXCEEDED: (_INVALID, "context_length_exceeded"),
+    # The type as llama-server has it, the code as OpenAI's service.
+    Fault.CONTEXT_EXCEEDED: ("exceed_context_size_error", "context_length_exceeded"),
     Fault.TOO_MANY_SESSIONS: (_SERVER, "too_many_sessions"),
     Fault.CONTENT_FILTERED: (_INVALID, "content_filter"),
     Fault.NOT_FOUND: (_INVALID, "not_found"),
@@ -40,7 +41,10 @@ def error_body(error: RequestError) -> ErrorReply:
     status = HTTP_STATUS[error.fault]
     kind, code = _ERRORS[error.fault]
     param = (error.field or None) if error.fault in _OF_FIELDS else None
-    return ErrorReply(status, _body(error.message, kind, param, code), error_headers(error, status))
+    counts = {}
+    if isinstance(error, ContextExceeded):
+        counts = {"n_prompt_tokens": error.prompt_tokens, "n_ctx": error.context_tokens}
+    return ErrorReply(status, _body(error.message, kind, param, code, **counts), error_headers(error, status))
 
 
 def http_error(status: int, message: str) -> bytes:
@@ -48,8 +52,8 @@ def http_error(status: int, message: str) -> bytes:
     return _body(message, _INVALID if status < 500 else _SERVER, None, None)
 
 
-def _body(message: str, kind: str, param: str | None, code: str | None) -> bytes:
-    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+def _body(message: str, kind: str, param: str | None, code: str | None, **counts: int) -> bytes:
+    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code, **counts}})
 
 
 ERRORS = ErrorShape(error_body, http_error)

@@ -55,6 +55,8 @@ class CompletionRequest:
     stream: bool
     include_usage: bool
     echo: bool = False
+    verbose: bool = False
+    """Whether the prompt as the model got it is told, as llama-server does."""
     audio: str | None = None
     """The format of a spoken answer; ``None``: text only."""
 
@@ -217,6 +219,7 @@ def _asked(fields: Fields, requests: tuple[Generate, ...], *, echo: bool = False
         "cache_prompt": fields.boolean("cache_prompt", True),
         "lora": lora(fields),
         "wants_progress": fields.boolean("return_progress", False) and stream,
+        "wants_prompt": fields.boolean("verbose", False),
         "model": model,
     }
     requests = tuple(with_targets(replace(request, **shared), fields) for request in requests)
@@ -230,6 +233,7 @@ def _asked(fields: Fields, requests: tuple[Generate, ...], *, echo: bool = False
         stream=stream,
         include_usage=include_usage,
         echo=echo,
+        verbose=shared["wants_prompt"],
     )
 
 
@@ -267,7 +271,8 @@ def _response_format(fields: Fields) -> Grammar | None:
         return None
     kind = wanted.required_one_of("type", ("text", "json_object", "json_schema"))
     if kind == "json_object":
-        return Grammar(Syntax.JSON_SCHEMA, ANY_OBJECT, fields.name("response_format"))
+        # llama-server takes a schema here too.
+        return schema(wanted, "schema") or Grammar(Syntax.JSON_SCHEMA, ANY_OBJECT, fields.name("response_format"))
     if kind == "text":
         return None
     described = Fields.of(wanted.values.get("json_schema"), wanted.name("json_schema"))

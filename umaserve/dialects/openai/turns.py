@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from umaserve.dialects.content import check_media, joined, turn_bytes
-from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
+from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
 from umaserve.dialects.parameters import MAX_ID_BYTES, MAX_TURNS, RequestLimits, check_prompt_bytes
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Audio, ChatTurn, Image, Media, Tool, ToolCall
-from umaserve.wire.fields import Fields, array, bad_request, dump_capped, media_data, out_of_range, parse_json, string
+from umaserve.wire.fields import Fields, array, bad_request, dump_capped, media_data, out_of_range, string
 from umaserve.wire.long_texts import as_string
 
 MAX_PARTS = 256
@@ -50,8 +50,8 @@ def tools(fields: Fields) -> tuple[Tool, ...]:
         if name in names[:i]:
             raise out_of_range(f"tools[{i}].function.name", "a name that no other tool has", f'"{name}"')
     n_bytes = sum(len(text.encode()) for tool in read for text in (tool.name, tool.description, tool.parameters))
-    if n_bytes > MAX_GRAMMAR_BYTES:
-        raise out_of_range(fields.name("tools"), f"at most {MAX_GRAMMAR_BYTES} bytes in all", f"{n_bytes} bytes")
+    if n_bytes > MAX_SCHEMA_BYTES:
+        raise out_of_range(fields.name("tools"), f"at most {MAX_SCHEMA_BYTES} bytes in all", f"{n_bytes} bytes")
     return read
 
 
@@ -198,30 +198,24 @@ def _call(fields: Fields) -> ToolCall:
 
 
 def call_arguments(function: Fields) -> str:
-    """A call's arguments as JSON text. Some clients send an object, and an empty text where there are none."""
+    """A call's arguments: JSON text, or whatever the model wrote in its place, also what was cut off. Some clients send
+    an object, and an empty text where there are none."""
     given, field = function.values.get("arguments"), function.name("arguments")
     if isinstance(given, dict):
         return dump_capped(given, field, MAX_ARGUMENTS_BYTES).decode()
-    text, expected = string(given, field, empty=True) or "{}", "a string with a JSON object"
-    try:
-        value = parse_json(text.encode())
-    except RequestError:
-        raise out_of_range(field, expected, "one that is no JSON") from None
-    if not isinstance(value, dict):
-        raise bad_request(field, expected, value)
-    return text
+    return string(given, field, empty=True) or "{}"
 
 
 def _tool(fields: Fields) -> Tool:
     _function_type(fields)
     function = _function(fields)
-    description = function.string("description", max_bytes=MAX_GRAMMAR_BYTES, empty=True) or ""
-    function.boolean("strict", False)  # Not used further: all calls follow their schema.
+    description = function.string("description", max_bytes=MAX_SCHEMA_BYTES, empty=True) or ""
+    strict = function.boolean("strict", False)
     parameters = function.object("parameters")
     if parameters is None:
         return Tool(_name(function), description, NO_PARAMETERS)
-    text = dump_capped(parameters.values, function.name("parameters"), MAX_GRAMMAR_BYTES)
-    return Tool(_name(function), description, text.decode())
+    text = dump_capped(parameters.values, function.name("parameters"), MAX_SCHEMA_BYTES)
+    return Tool(_name(function), description, text.decode(), strict=strict)
 
 
 def _function_type(fields: Fields) -> None:

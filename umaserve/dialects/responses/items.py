@@ -19,6 +19,7 @@ MAX_ITEMS = 4096
 MAX_PARTS = 256
 MAX_NAME_BYTES = 256
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_STATUS = ("in_progress", "completed", "incomplete")
 _BETWEEN_ITEMS = "\n\n"
 """Between the texts of two items that are one turn for the model."""
 _OWN = "umaserve:"
@@ -85,21 +86,14 @@ def _reasoning(item: Fields, answer: _Answer) -> None:
 
 
 def _function_call(item: Fields, answer: _Answer) -> None:
-    if _cut_short(item):
-        return
+    item.one_of("status", _STATUS)
     answer.calls.append(ToolCall(_call_id(item), _called(item), call_arguments(item)))
 
 
 def _custom_call(item: Fields, answer: _Answer) -> None:
-    if _cut_short(item):
-        return
+    item.one_of("status", _STATUS)
     text = string(item.values.get("input"), item.name("input"), empty=True)
     answer.calls.append(ToolCall(_call_id(item), _called(item), custom_arguments(text)))
-
-
-def _cut_short(item: Fields) -> bool:
-    """Whether a call was never finished. What the model wrote of it is a message too."""
-    return item.one_of("status", ("in_progress", "completed", "incomplete")) == "incomplete"
 
 
 def _call_output(item: Fields, _answer: _Answer) -> ChatTurn:

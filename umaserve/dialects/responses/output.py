@@ -133,8 +133,8 @@ class OutputItems:
             yield from self._say(item, _ARGUMENTS, piece.arguments)
         elif piece.arguments:
             yield from self._say(item, _INPUT, item.input.push(piece.arguments))
-        if piece.whole:
-            yield from self._close(whole=True)
+        if piece.ends:
+            yield from self._close(whole=piece.whole)
 
     def _say(self, item: _Item, kind: str, text: str) -> Iterator[Event]:
         if text:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +9,14 @@ from typing import Any
 
 import orjson
 
-from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
+from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES, MAX_SCHEMA_BYTES
 from umaserve.dialects.openai.turns import NO_PARAMETERS
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
 from umaserve.dialects.responses.custom_input import CUSTOM_INPUT
+from umaserve.dialects.skipped_tools import tell_skipped
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Grammar, Syntax, Tool
 from umaserve.wire.fields import Fields, array, bad_request, dump_capped, out_of_range, string
-
-log = logging.getLogger(__name__)
 
 MAX_TOOLS = 256
 _NAME = re.compile("[A-Za-z0-9_-]{1,128}")
@@ -64,13 +62,13 @@ def name_for_model(name: str, namespace: str | None) -> str:
 def tools(fields: Fields, limits: RequestLimits) -> tuple[tuple[OfferedTool, ...], list[dict[str, Any]]]:
     """The functions and custom tools, whose names are unique, and the tools as the response repeats them.
 
-    What OpenAI's service would run itself, such as web_search, is skipped with a line in the log: programs offer it to
-    every server. Raises ``RequestError``.
+    What OpenAI's service would run itself, such as web_search, is skipped with a line in the log. Raises
+    ``RequestError``.
     """
     value, path = fields.values.get("tools"), fields.name("tools")
     if value is None:
         return (), []
-    read, shown, skipped = list[tuple[OfferedTool, str]](), list[dict[str, Any]](), list[str]()
+    read, shown = list[tuple[OfferedTool, str]](), list[dict[str, Any]]()
     for i, item in enumerate(array(value, path, 0, MAX_TOOLS, "tools")):
         one = Fields.of(item, f"{path}[{i}]")
         match kind := string(one.values.get("type"), one.name("type"), max_bytes=64):
@@ -83,9 +81,7 @@ def tools(fields: Fields, limits: RequestLimits) -> tuple[tuple[OfferedTool, ...
                 read += inside
                 shown.append(as_shown)
             case _:
-                skipped.append(kind)
-    if skipped:
-        log.warning("skipped tools that this server doesn't run: %s", ", ".join(skipped))
+                tell_skipped(kind)
     offered = tuple(tool for tool, _where in read)
     seen = set[str]()
     for tool, where in read:
@@ -95,9 +91,11 @@ def tools(fields: Fields, limits: RequestLimits) -> tuple[tuple[OfferedTool, ...
     # The schemas become a grammar, while the descriptions are only a part of the prompt.
     bounds = [one.tool.bound.text for one in offered if one.tool.bound is not None]
     schemas = [part for one in offered for part in (one.tool.name, one.tool.parameters)]
-    n_bytes = sum(len(text.encode()) for text in schemas + bounds)
-    if n_bytes > MAX_GRAMMAR_BYTES:
-        expected = f"names, schemas and grammars of at most {MAX_GRAMMAR_BYTES} bytes in all"
+    if (n_bytes := sum(len(text.encode()) for text in bounds)) > MAX_GRAMMAR_BYTES:
+        raise out_of_range(path, f"grammars of at most {MAX_GRAMMAR_BYTES} bytes in all", f"{n_bytes} bytes")
+    n_bytes += sum(len(text.encode()) for text in schemas)
+    if n_bytes > MAX_SCHEMA_BYTES:
+        expected = f"names, schemas and grammars of at most {MAX_SCHEMA_BYTES} bytes in all"
         raise out_of_range(path, expected, f"{n_bytes} bytes")
     check_prompt_bytes(n_bytes + sum(len(one.tool.description.encode()) for one in offered), limits, path)
     return offered, shown
@@ -174,10 +172,10 @@ def _tool(fields: Fields, kind: str, namespace: str | None) -> tuple[OfferedTool
         given = fields.object("parameters")
         parameters = NO_PARAMETERS
         if given is not None:
-            parameters = dump_capped(given.values, fields.name("parameters"), MAX_GRAMMAR_BYTES).decode()
-        # Not used further: all calls follow their schema.
+            parameters = dump_capped(given.values, fields.name("parameters"), MAX_SCHEMA_BYTES).decode()
         shown |= {"parameters": orjson.Fragment(parameters), "strict": fields.boolean("strict", True)}
-        tool = Tool(name_for_model(name, namespace), description, parameters)
+        # OpenAI's service takes what can't be strict as if that was false, unless it is asked for.
+        tool = Tool(name_for_model(name, namespace), description, parameters, strict=fields.boolean("strict", False))
     return OfferedTool(tool, name, namespace, kind == "custom"), shown
 
 

@@ -1,0 +1,14 @@
+"""Tools that another service would run itself: programs offer them to every server."""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+
+log = logging.getLogger(__name__)
+
+
+@lru_cache(maxsize=256)
+def tell_skipped(kind: str) -> None:
+    """Log once that tools of this type are skipped: programs send them with each request."""
+    log.warning("skipped a tool that this server doesn't run: %r (told once)", kind)
