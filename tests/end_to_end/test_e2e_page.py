@@ -186,6 +186,88 @@ def test_a_lost_connection_is_resumed_where_it_was(browser: Browser, daemon: Dae
     assert answer["stats"]["tokens"] == 160
 
 
+def test_an_answer_goes_on_while_one_looks_elsewhere(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=200, ignore_eos=True)
+    browser.say("Tell a long story.")
+    browser.wait(lambda: browser.text(".answer .markdown"))
+    place = browser.driver.current_url
+    assert "/#/c/" in place
+    for link, view in (("Compare", ".compare"), ("API", ".docs")):
+        browser.driver.find_element("link text", link).click()
+        browser.wait(lambda view=view: browser.one(view))
+    seen = browser.js("return window.wire.length")
+    browser.wait(lambda: browser.js("return window.wire.length") > seen)
+    browser.driver.find_element("link text", "Chat").click()
+    browser.wait(lambda: browser.text(".answer .markdown"))
+    assert browser.driver.current_url == place
+    browser.wait_for_end()
+    (answer,) = browser.answers()
+    assert (answer["stats"]["tokens"], answer["end"]) == (200, "length")
+
+
+def test_a_conversation_has_an_address(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=4)
+    for text in ("What is the Moon?", "What is the Sun?"):
+        browser.press("New conversation (Alt+N)")
+        browser.wait(lambda: not browser.all(".turn"))
+        browser.say(text)
+        browser.wait_for_end()
+
+    def shown() -> str:
+        return browser.text(".turn.user .text")
+
+    sun = browser.driver.current_url
+    browser.driver.back()
+    browser.wait(lambda: shown() == "What is the Moon?")
+    browser.driver.refresh()
+    browser.wait(lambda: shown() == "What is the Moon?")
+    browser.driver.get(sun)
+    browser.wait(lambda: shown() == "What is the Sun?")
+    browser.driver.get(f"http://{daemon.http}/#/c/unknown")
+    browser.wait(lambda: "not in this browser" in browser.text(".notice"))
+    browser.wait(lambda: browser.driver.current_url.endswith("/#chat"))
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("paused", [False, True], ids=["writing", "paused"])
+def test_an_answer_is_resumed_after_a_reload(browser: Browser, daemon: Daemon, paused: bool):
+    browser.start(daemon.http, max_tokens=160, ignore_eos=True)
+    browser.say("Tell a long story.")
+    browser.wait(lambda: browser.text(".answer .markdown"))
+    if paused:
+        browser.press("Pause")
+        browser.wait(lambda: browser.one(".answer[data-phase=paused]"))
+        browser.wait(lambda: next(iter(browser.stored()["turns"].values())))
+    browser.driver.refresh()
+    if paused:
+        browser.wait(lambda: browser.one(".answer[data-phase=paused]"))
+        browser.press("Go on")
+    browser.wait_for_end()
+    (answer,) = browser.answers()
+    wire = browser.js("return window.wire")
+    assert [message["type"] for message in wire if message["type"] in ("config", "resume")] == ["resume"]
+    (completion,) = [message for message in wire if message["type"] == "completion"]
+    assert answer["text"] == completion["generated_text"]
+    assert (answer["stats"]["tokens"], "request" in answer) == (160, False)
+    assert browser.js("return sessionStorage.length") == 0
+
+
+def test_an_answer_of_a_closed_tab_is_not_finished_and_can_be_continued(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=160, ignore_eos=True)
+    browser.say("Tell a long story.")
+    browser.wait(lambda: browser.text(".answer .markdown"))
+    browser.wait(lambda: any(turn["text"] for turn in browser.stored()["turns"].values() if "request" in turn))
+    browser.js("sessionStorage.clear()")
+    browser.driver.refresh()
+    browser.wait(lambda: "Not finished" in browser.text(".answer .note"))
+    begun = browser.text(".answer .markdown")
+    browser.press("Continue this answer")
+    browser.wait_for_end()
+    (answer,) = browser.answers()
+    assert browser.text(".answer .markdown").startswith(begun)
+    assert answer["stats"]["tokens"] == 160
+
+
 def test_a_server_that_is_away_is_found_again(browser: Browser, daemon: Daemon):
     browser.start(daemon.http, max_tokens=4)
     browser.js(AWAY)

@@ -9,8 +9,8 @@ const store = createStore({ view: null, models: [], limits: {}, voices: null, pr
 const api = createApi(sessionStorage, askForKey);
 const bar = { start: h("div.row"), end: h("div.row") };
 const root = h("div.view");
-const app = { store, api, bar, storage: localStorage, refreshModels };
-const links = VIEWS.map(({ name, title, href }) => h("a", { href, "data-view": name }, title));
+const app = { store, api, bar, storage: localStorage, refreshModels, place };
+const links = VIEWS.map(({ name, title, href }) => h("a", { href, "data-view": name, onclick: follow }, title));
 const problem = h("p.problem", { role: "alert" });
 const brand = h("h1", {}, "umaserve");
 const nav = h("nav", { "aria-label": "Views", hidden: VIEWS.length < 2 }, links);
@@ -30,7 +30,7 @@ let retry = 0;
 let leaving = new AbortController();
 
 async function show() {
-  // A path of its own leaves the hash to the view.
+  // A path of its own leaves the hash to the view, and so does a hash that names none: the chat's.
   const name = location.pathname.replaceAll("/", "") || location.hash.slice(1);
   const view = VIEWS.find((each) => each.name === name) ?? VIEWS[0];
   if (store.state.view === view.name) return;
@@ -46,6 +46,22 @@ async function show() {
     store.update((state) => Object.assign(state, { view: null, problem: "The server can't be reached." }));
     tryAgain();
   }
+}
+
+/** Without loading the page again: what a view has begun goes on. */
+function follow(event) {
+  if (event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+  event.preventDefault();
+  if (this.href === location.href) return;
+  history.pushState(null, "", this.href);
+  show();
+}
+
+/** Makes `href` the address of the view that is shown, and what its link leads to: one more to go back from, or `replaces` the last. */
+function place(href, replaces) {
+  const link = links.find((each) => each.dataset.view === store.state.view);
+  link.href = href;
+  if (link.href !== location.href) history[replaces ? "replaceState" : "pushState"](null, "", href);
 }
 
 /** What has failed, in a while: the server may be back. */
@@ -88,5 +104,5 @@ store.subscribe((state) => {
   problem.textContent = state.problem;
 });
 document.body.replaceChildren(header, problem, root, asking);
-addEventListener("hashchange", show);
+addEventListener("popstate", show);
 await Promise.all([show(), refreshModels()]);

@@ -3,6 +3,7 @@
 import { h, write } from "../dom.js";
 import { figuresOf } from "../words.js";
 
+const UNFINISHED = "Not finished. Unless another tab is writing it, continue it, or ask again.";
 const PHASES = { waiting: "Reading the question…", writing: "", paused: "Paused.", lost: "" };
 
 /** For `node`, which shows that the answer is being written; `text` is to be drawn into by an `AnswerText`. */
@@ -21,7 +22,8 @@ export function answerView(node) {
     if (!answer.thoughts) folded.remove();
     else if (!folded.isConnected) text.before(folded);
     write(thoughts, answer.thoughts);
-    write(note, run ? run.note || PHASES[run.phase] : (answer.error ?? ""));
+    const left = answer.error ?? (answer.request ? UNFINISHED : "");
+    write(note, run ? run.note || PHASES[run.phase] : left);
     write(figures, figuresOf(answer, run !== null));
   }
 

@@ -1,6 +1,7 @@
 // A conversation is a tree of turns: an edited question or another answer is a branch. Plain data, and what it means.
 //
-// A turn: {id, parent, role, text, …}, a question may have `media`: [{id, kind, name, type, size}, …]; an answer also {thoughts, tokens, marks, settings, model, stats, end, error}.
+// A turn: {id, parent, role, text, …}, a question may have `media`: [{id, kind, name, type, size}, …]; an answer also {thoughts, tokens, marks, settings, model, stats, end, error},
+// and while it is written `request`: {id, position, paused}, by which it can be resumed.
 // `tokens` are {end, logprob, others: [[text, logprob], …]}, `end` counting characters of `text`; `marks` are
 // {at, values}: from character `at` on, these `settings` were others. `chosen` has the branch that is shown, by parent.
 

@@ -6,6 +6,8 @@ import { errorWords } from "../words.js";
 
 const SAVE_MS = 3000;
 const NOTICE_MS = 8000;
+/** Which answer this tab writes, for when it is loaded again: another tab's answers are left to that. */
+const WRITING = "umaserve.writing";
 
 /** The chat's state. `run` is the answer being written: {conversation, answer, phase, note}, from character `from` on. */
 export function chatState(wide) {
@@ -25,8 +27,8 @@ export function chatState(wide) {
   };
 }
 
-/** `wide()`: whether there is room for the drawers beside the conversation. */
-export function chatActions({ store, api, library, storage, wide }) {
+/** `wide()`: whether there is room for the drawers beside the conversation. `tab` is storage that ends with the tab. */
+export function chatActions({ store, api, library, storage, tab, wide }) {
   const { state } = store;
   let generation = null;
   /** What follows the running answer, once it has ended. */
@@ -64,7 +66,7 @@ export function chatActions({ store, api, library, storage, wide }) {
       if (turn === answer || (answer && !turns[id])) turns[id] = turn;
       else if (turns[id]) {
         // It stays the turn that buttons know.
-        for (const field of ["end", "error"]) delete turn[field];
+        for (const field of ["end", "error", "request"]) delete turn[field];
         turns[id] = Object.assign(turn, turns[id]);
       }
     }
@@ -84,17 +86,20 @@ export function chatActions({ store, api, library, storage, wide }) {
     }
   }
 
-  /** Has an answer written after `parent`, or goes on with `answer`. */
+  /** Goes on with `answer`; with the request that was made for it, where it has one. */
   async function run(conversation, answer) {
     if (state.run) return;
     const { probabilities } = state;
-    update(() => (state.run = { conversation, answer, phase: "waiting", note: "", from: answer.text.length }));
+    const again = answer.request !== undefined;
+    const begins = again ? { phase: "lost", before: answer.request.paused ? "paused" : "waiting", note: "Trying to go on…" } : { phase: "waiting", note: "" };
+    update(() => (state.run = { conversation, answer, from: answer.text.length, ...begins }));
+    tab.setItem(WRITING, JSON.stringify([conversation.id, answer.id]));
     let [running, contents] = [];
     try {
       running = await import("../answers/running.js").catch(() => {
         throw new Error(errorWords({ error: "unreachable" }));
       });
-      contents = await library.contents(upTo(conversation, answer));
+      contents = again ? null : await library.contents(upTo(conversation, answer));
     } catch (error) {
       answer.error = error.message;
       return ended(conversation, answer);
@@ -108,8 +113,11 @@ export function chatActions({ store, api, library, storage, wide }) {
       ...{ api, conversation, answer, contents, settings, probabilities },
       ended: () => ended(conversation, answer),
       change: (f) => update(() => {
+        const known = answer.request?.id;
         if (state.run) f(state.run);
-        if (saveTimer === 0) saveTimer = setTimeout(() => save(conversation), SAVE_MS);
+        // From here on another load of the page can go on with it.
+        if (answer.request?.id !== known) save(conversation);
+        else if (saveTimer === 0) saveTimer = setTimeout(() => save(conversation), SAVE_MS);
       }),
     });
     return undefined;
@@ -123,6 +131,8 @@ export function chatActions({ store, api, library, storage, wide }) {
 
   function ended(conversation, answer) {
     generation = null;
+    delete answer.request;
+    tab.removeItem(WRITING);
     conversation.changed = Date.now();
     update(() => (state.run = null));
     save(conversation);
@@ -180,6 +190,15 @@ export function chatActions({ store, api, library, storage, wide }) {
     open: async (id) => {
       const found = state.run?.conversation.id === id ? state.run.conversation : await library.get(id);
       if (found) show(found);
+      return found !== undefined;
+    },
+    /** Goes on with the answer that this tab was writing before it was loaded again. */
+    takeUp: async () => {
+      const [id, answerId] = JSON.parse(tab.getItem(WRITING) ?? "[]");
+      const conversation = id && (await library.get(id));
+      const answer = conversation?.turns[answerId];
+      if (answer?.request?.id) run(conversation, answer);
+      else tab.removeItem(WRITING);
     },
     begin: () => {
       const { model, system, settings } = state.conversation;
@@ -232,7 +251,11 @@ export function chatActions({ store, api, library, storage, wide }) {
       ask(turn.parent, text, turn.media);
     },
     regenerate: (answer) => instead(() => answerTo(state.conversation, answer.parent)),
-    goOn: (answer) => run(state.conversation, answer),
+    goOn: (answer) => {
+      if (state.run) return;
+      delete answer.request;
+      run(state.conversation, answer);
+    },
     /** Another answer that begins like this one up to token `index`, and goes on with `text` instead of it. */
     branchAt: (answer, index, text) => instead(() => {
       answerTo(state.conversation, answer.parent, beginning(answer, index, text));

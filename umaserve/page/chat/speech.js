@@ -15,7 +15,7 @@ export function chatSpeech(app, store, actions) {
   let on = app.storage.getItem(KEY) === "on";
   let reading = null;
   let player = null;
-  let followed = null;
+  let followed = state.run;
   Object.assign(state, { spoken: null, sounds: false, voiced: false });
 
   /** Reads an answer aloud from character `from` on, also while it grows. Resolves at the end. */

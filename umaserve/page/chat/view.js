@@ -3,6 +3,7 @@
 import { h, iconButton } from "../dom.js";
 import { createStore } from "../store.js";
 import { chatActions, chatState } from "./actions.js";
+import { followAddress } from "./address.js";
 import { composer } from "./composer.js";
 import { openLibrary } from "./library.js";
 import { conversationList } from "./list.js";
@@ -12,13 +13,28 @@ import { chatSpeech } from "./speech.js";
 import { turnsView } from "./turns.js";
 import { voice } from "./voice.js";
 
-export async function mount(root, app, signal) {
-  const wide = matchMedia("(min-width: 60rem)");
-  const store = createStore(chatState(wide.matches));
-  const { state } = store;
+const wide = matchMedia("(min-width: 60rem)");
+/** What outlives the view: an answer is written to its end, whatever one looks at. */
+let chat = null;
+
+async function begun({ api, storage }) {
   const library = await openLibrary();
+  const whole = createStore(chatState(wide.matches));
+  const actions = chatActions({ store: whole, api, library, storage, tab: sessionStorage, wide: () => wide.matches });
+  library.onchange(actions.refresh);
+  await actions.takeUp();
+  return { whole, actions };
+}
+
+export async function mount(root, app, signal) {
+  chat ??= begun(app).catch((error) => {
+    chat = null;
+    throw error;
+  });
+  const { whole, actions } = await chat;
   if (signal.aborted) return;
-  const actions = chatActions({ store, api: app.api, library, storage: app.storage, wide: () => wide.matches });
+  const store = whole.until(signal);
+  const { state } = store;
   const speech = chatSpeech(app, store, actions);
   const talking = voice(app, store, actions, speech);
   const writing = composer(store, actions, app);
@@ -70,11 +86,10 @@ export async function mount(root, app, signal) {
   });
   addEventListener("keydown", onkeydown, { signal });
   signal.addEventListener("abort", () => {
-    actions.stop();
     speech.stop();
     talking.close();
   });
-  library.onchange(actions.refresh);
+  await followAddress(app, store, actions, signal);
   await actions.relist();
   writing.focus();
 }
