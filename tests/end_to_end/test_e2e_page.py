@@ -395,6 +395,23 @@ def test_a_key_is_asked_for_and_ends_with_the_tab(browser: Browser, own_daemon, 
     assert all("401" in complaint for complaint in browser.complaints())
 
 
+def test_what_is_copied_over_plain_http_from_another_machine_is_on_the_clipboard(
+    browser: Browser, own_daemon, tmp_path: Path
+):
+    daemon = own_daemon("--http", "127.0.0.1:0", "--allow-host", "other.test")
+    browser.open(f"other.test:{daemon.http.rpartition(':')[2]}")
+    assert browser.js("return [isSecureContext, navigator.clipboard === undefined]") == [False, True]
+    browser.imports(tmp_path, "```python\nprint(1)\n```\n", marks=[{"at": 15, "values": {"top_p": 0.5}}])
+    copies = {"Copy": "print(1)", "Copy the question": "Why?", "Copy the answer": "```python\nprint(1)"}
+    for name, copied in copies.items():
+        browser.press(name)
+        area = browser.one(".composer textarea")
+        area.clear()
+        area.send_keys(Keys.CONTROL, "v")
+        browser.wait(lambda area=area, copied=copied: area.get_property("value").strip().startswith(copied))
+    browser.wait(lambda: browser.text(".notice") == "Copied.")
+
+
 # -- what is shown -----------------------------------------------------------------------------------------------
 
 
@@ -498,7 +515,7 @@ TAGS |= {
     *("figure", "figcaption", "span", "button", "details", "summary", "div", "table", "thead", "tbody", "tr", "th")
 }
 TAGS |= {"td"}
-ATTRIBUTES = {*("dir", "class", "type", "tabindex", "role", "aria-label", "start", "data-copy", "data-token"), "href"}
+ATTRIBUTES = {*("dir", "class", "type", "tabindex", "role", "aria-label", "start", "data-token"), "href"}
 ATTRIBUTES |= {"title", "target", "rel"}
 
 

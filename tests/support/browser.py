@@ -26,6 +26,8 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
     # A camera with a test card and a microphone with beeps, which are there for whoever asks.
     *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
+    # Another machine, as far as the browser knows: what it gives only to secure pages isn't there.
+    "--host-resolver-rules=MAP other.test 127.0.0.1",
 )
 WAIT_S = 60
 DEFAULTS = {"temperature": 0, "top_p": 0.95, "min_p": 0.05, "max_tokens": 64}

@@ -90,6 +90,19 @@ export function saveFile(blob, name) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
+/** Puts a text on the clipboard; whether that worked. To pages over plain http browsers give no navigator.clipboard. */
+export async function copyText(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
+  const focused = document.activeElement;
+  const area = h("textarea.hidden", { value: text });
+  document.body.append(area);
+  area.select();
+  const copied = document.execCommand("copy");
+  area.remove();
+  focused.focus();
+  return copied;
+}
+
 /** As `fill`. If what has the focus goes, the button in its place gets it, else the first one, or `otherwise`. */
 export function refill(node, children, otherwise) {
   const at = [...node.children].findIndex((child) => child.contains(document.activeElement));

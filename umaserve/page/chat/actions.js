@@ -2,6 +2,7 @@
 
 import { addTurn, beginning, branches, newConversation, path, removeTurn, ROOT, upTo } from "../answers/conversation.js";
 import { defaults, presets, savePreset } from "../answers/settings.js";
+import { copyText } from "../dom.js";
 import { errorWords } from "../words.js";
 
 const SAVE_MS = 3000;
@@ -294,6 +295,7 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     },
 
     // -- what is shown
+    copy: async (text) => tell((await copyText(text)) ? "Copied." : "The browser lets this page copy nothing: select the text, and press Ctrl+C."),
     toggle: (drawer, open = !state.open[drawer]) => update(() => {
       // Where they lie over the conversation, one would lie over the other.
       if (open && !wide()) Object.assign(state.open, { list: false, settings: false });

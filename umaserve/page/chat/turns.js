@@ -27,7 +27,6 @@ export function turnsView(store, actions, speech) {
     following = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR_END_PX;
     if (following) toEnd.hidden = true;
   });
-  list.addEventListener("click", copyCode);
 
   function viewOf(turn) {
     if (turn.role === "user") return questionView(turn, store, actions);
@@ -101,7 +100,7 @@ function questionView(turn, { state }, actions) {
     refill(buttons, [
       walker(turn, state, actions),
       iconButton("edit", "Edit this question, as a branch", () => actions.edit(turn), { disabled: busy }),
-      iconButton("copy", "Copy the question", () => navigator.clipboard.writeText(turn.text)),
+      iconButton("copy", "Copy the question", () => actions.copy(turn.text)),
       removal(turn, state, actions),
     ]);
   }
@@ -165,7 +164,7 @@ function answerButtons(turn, state, actions, speech) {
     ...walker(turn, state, actions),
     iconButton("redo", "Answer again", () => actions.regenerate(turn), busy),
     iconButton("go_on", "Continue this answer", () => actions.goOn(turn), busy),
-    iconButton("copy", "Copy the answer", () => navigator.clipboard.writeText(turn.text)),
+    iconButton("copy", "Copy the answer", () => actions.copy(turn.text)),
     ...speech.buttons(turn),
     removal(turn, state, actions),
   ];
@@ -188,13 +187,4 @@ function walker(turn, state, actions) {
     h("span.branch", {}, `${at + 1} / ${all.length}`),
     iconButton("next", "Branch after", () => actions.walk(turn, 1), { disabled: busy || at === all.length - 1 }),
   ];
-}
-
-/** The copy buttons of code. */
-function copyCode({ target }) {
-  const button = target.closest("[data-copy]");
-  if (!button) return;
-  navigator.clipboard.writeText(button.closest("figure").querySelector("code").textContent);
-  button.textContent = "Copied";
-  setTimeout(() => (button.textContent = "Copy"), 1500);
 }

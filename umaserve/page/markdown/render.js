@@ -1,8 +1,10 @@
 // Blocks to DOM nodes. Text goes in as text, and no element or attribute is made of it but a checked link's address.
 
-import { h } from "../dom.js";
+import { copyText, h } from "../dom.js";
 import { parseInline } from "./inline.js";
 
+/** So long a button says what became of it. */
+const SHOWN_MS = 1500;
 const BLOCKS = {
   // The page has headings of its own above those of an answer.
   heading: ({ level, lines }, paint) => h(`h${Math.min(level + 2, 6)}`, { dir: "auto" }, inline(lines, paint)),
@@ -37,9 +39,17 @@ function link({ href, spans: inside }, paint) {
 
 function code({ language, lines }, paint) {
   const text = h("code", { dir: "ltr" }, verbatim(lines, paint));
-  const copy = h("button.quiet", { "data-copy": "" }, "Copy");
+  const copy = h("button.quiet", { onclick: () => copyCode(copy, text) }, "Copy");
   const name = language || "code";
   return h("figure.code", {}, h("figcaption", {}, h("span", {}, name), copy), scrollable("pre", name, text));
+}
+
+/** Without the marks of settings that stand between. */
+async function copyCode(button, code) {
+  const pieces = [...code.childNodes].filter((node) => !node.classList?.contains("mark"));
+  const copied = await copyText(pieces.map((node) => node.textContent).join(""));
+  button.textContent = copied ? "Copied" : "Select it, and press Ctrl+C";
+  setTimeout(() => (button.textContent = "Copy"), SHOWN_MS);
 }
 
 function call({ lines }, paint) {
