@@ -14,6 +14,7 @@ import umaserve
 from umaserve.daemon.web_page import FILES, wanted
 from umaserve.wire.http_head import Refusal, Request
 
+TYPES = ("text/html", "text/css", "text/javascript", "image/svg+xml", "font/woff2")
 BROWSERS = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
 
 
@@ -66,7 +67,7 @@ def test_nothing_but_its_own_files_acts_in_the_page(path: str, accept: str):
 def test_each_file_is_served_and_not_sent_again(name: str):
     status, headers, body = ask(f"/page/{name}")
     assert (status, headers["Cache-Control"]) == (200, "no-cache")
-    assert headers["Content-Type"].split(";")[0] in ("text/html", "text/css", "text/javascript", "image/svg+xml")
+    assert headers["Content-Type"].split(";")[0] in TYPES
     assert len(body) > 0
     for known in (headers["ETag"], f'"other", W/{headers["ETag"]}', "*"):
         assert ask(f"/page/{name}", {"if-none-match": known})[::2] == (304, b"")
@@ -84,8 +85,8 @@ def test_each_file_is_in_the_package():
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".js")])
 def test_imports_of_the_page_go_one_way(name: str):
-    """Markdown is below answers, then the voice, and these below the views, of which only the frame knows."""
-    order = ["markdown", "answers", "voice"]
+    """Vendored files are below Markdown, then answers, the voice, and these below views, which only the frame knows."""
+    order = ["vendor", "vendor/highlight", "markdown", "answers", "voice"]
     folder = name.rpartition("/")[0]
     for imported in re.findall(rb'(?:from|import\()\s*"([^"]+)"', FILES[name].body):
         path = posixpath.normpath(posixpath.join(folder, imported.decode()))

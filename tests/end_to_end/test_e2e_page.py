@@ -465,6 +465,8 @@ HOSTILE = [
     "```<script>\n</code></pre><script>window.hacked = 1</script>\n",
     "| <b> | <script> |\n|---|---|\n| </table><script>window.hacked = 1</script> | x |",
     '<tool_call>\n{"name": "<img src=x onerror=alert(1)>"}\n</tool_call>',
+    "\\(\\href{javascript:alert(1)}{x}\\) $\\includegraphics{https://evil.example/x.png}$ <br onclick=x>",
+    '&lt;script&gt;window.hacked = 1&lt;/script&gt; <javascript:alert(1)> <https://ok.example/"onclick=x>',
     "\u001b[31mred\u001b[0m \u202egnp.exe\u202c \u2066hidden\u2069 \u0000 \u0007",
 ]
 """What a model may be made to say."""
@@ -486,6 +488,16 @@ ENDLESS = [
     "1. ",
     "\n",
     "[a](http://b",
+    "\\(",
+    "\\[",
+    "\\[\n",
+    "$$\n",
+    "$a",
+    "&",
+    "<https://a",
+    "a\n--\n",
+    "    a\n",
+    "\\begin{align}\n",
 ]
 DRAW = """
 const { AnswerText } = await import("/page/answers/answer_text.js");
@@ -510,12 +522,19 @@ const found = {
 node.remove();
 return found;
 """
-TAGS = {*("p", "h3", "h4", "h5", "h6", "hr", "ul", "ol", "li", "blockquote", "strong", "em", "del", "a", "code"), "pre"}
+TAGS = {
+    *("p", "h3", "h4", "h5", "h6", "hr", "ul", "ol", "li", "blockquote", "strong", "em", "del", "a", "code"),
+    "pre",
+    "br",
+}
 TAGS |= {
     *("figure", "figcaption", "span", "button", "details", "summary", "div", "table", "thead", "tbody", "tr", "th")
 }
 TAGS |= {"td"}
-ATTRIBUTES = {*("dir", "class", "type", "tabindex", "role", "aria-label", "start", "data-token"), "href"}
+ATTRIBUTES = {
+    *("dir", "class", "type", "tabindex", "role", "aria-label", "start", "data-language", "data-token"),
+    "href",
+}
 ATTRIBUTES |= {"title", "target", "rel"}
 
 
@@ -554,6 +573,11 @@ def test_text_that_grows_is_drawn_as_if_it_came_at_once(browser: Browser, daemon
         ("- a\n\n  b\n- [x] c", None),
         ("a\nb", '<p dir="auto">a\nb</p>'),
         ("~~~\n```\n~~~\nafter", None),
+        ("a<br>b &amp; &#60;i> &bogus;", '<p dir="auto">a<br>b &amp; &lt;i&gt; &amp;bogus;</p>'),
+        ("Title\n=====\n\nSub\n---\nrest", '<h3 dir="auto">Title</h3><h4 dir="auto">Sub</h4><p dir="auto">rest</p>'),
+        ("costs $5 or $6, or 7$", '<p dir="auto">costs $5 or $6, or 7$</p>'),
+        ("a $x_1$", '<p dir="auto">a <span class="math">$x_1$</span></p>'),
+        ("\\[\n- a\n+ b\n\\].", '<div class="math">\\[\n- a\n+ b\n\\].</div>'),
         ("#no heading\n\n####### none", '<p dir="auto">#no heading</p><p dir="auto">####### none</p>'),
     ],
 )
@@ -566,6 +590,55 @@ def test_markdown(browser: Browser, daemon: Daemon, text: str, html: str | None)
         assert found["tags"] == ["ul", "li", "p", "span"]
     else:
         assert (found["tags"][0], found["tags"][-1], found["text"]) == ("figure", "p", "codeCopy```after")
+
+
+def test_indented_code_and_an_address_in_brackets(browser: Browser, daemon: Daemon):
+    browser.open(daemon.http)
+    found = browser.module(DRAW, "So:\n\n    if a:\n\n        b\n\n<https://ok.example/x> <me@ok.example>", False, 1)
+    assert found["text"] == "So:codeCopyif a:\n\n    bhttps://ok.example/x me@ok.example"
+    assert found["addresses"] == ["https://ok.example/x", "mailto:me@ok.example"]
+
+
+def test_formulas_are_set_and_code_has_its_colours(browser: Browser, daemon: Daemon, tmp_path: Path):
+    browser.start(daemon.http)
+    requests = "return performance.getEntriesByType('resource').filter((e) => e.name.includes('/vendor/')).length"
+    assert browser.js(requests) == 0
+    text = "\\( \\alpha \\) and\n\n$$\\frac{1}{2}$$\n\n\\[\\undefined\\]\n\n```python\ndef f():\n    return 'x'\n```\n"
+    browser.imports(tmp_path, text)
+    browser.wait(lambda: len(browser.all(".answer .katex")) == 2)
+    assert browser.js(
+        "return [...document.querySelectorAll('.katex annotation')].map((e) => e.textContent.trim())"
+    ) == [
+        "\\alpha",
+        "\\frac{1}{2}",
+    ]
+    assert browser.one(".answer div.math .katex-display")
+    # What is no formula stands as it was written.
+    assert "\\[\\undefined\\]" in browser.text(".answer .markdown")
+    browser.wait(lambda: browser.js("return document.fonts.check('1rem KaTeX_Math')"))
+    pieces = """
+      const ranges = [...(CSS.highlights.get(arguments[0]) ?? [])];
+      return ranges.map((r) => r.startContainer.data.slice(r.startOffset, r.endOffset));
+    """
+    browser.wait(lambda: browser.js(pieces, "code-keyword") == ["def", "return"])
+    assert browser.js(pieces, "code-string") == ["'x'"]
+    # Who walks through the tokens sees each as it was written.
+    browser.js("document.querySelector('#probabilities').click()")
+    browser.wait(lambda: not browser.one(".answer .katex") and "\\( \\alpha \\)" in browser.text(".answer .markdown"))
+    browser.js("document.querySelector('#probabilities').click()")
+    assert browser.complaints() == []
+
+
+def test_no_formula_acts_or_takes_its_time(browser: Browser, daemon: Daemon, tmp_path: Path):
+    browser.start(daemon.http)
+    deep = "\\frac{1}{" * 300 + "2" + "}" * 300
+    endless = "\\def\\a{\\a\\a}\\a"
+    acts = "\\href{javascript:alert(1)}{x} \\includegraphics{https://evil.example/x.png}"
+    browser.imports(tmp_path, f"$x$\n\n\\({acts}\\)\n\n\\({endless}\\)\n\n\\[{deep}\\]\n")
+    browser.wait(lambda: browser.one(".answer .katex"))
+    assert browser.all(".answer a") == browser.all(".answer img") == []
+    assert endless in browser.text(".answer .markdown")
+    assert browser.complaints() == []
 
 
 def test_tokens_and_marks_of_a_file_that_are_nowhere_are_left_out(browser: Browser, daemon: Daemon, tmp_path: Path):

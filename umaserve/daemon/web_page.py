@@ -14,6 +14,7 @@ _TYPES = {
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
+    "woff2": "font/woff2",
 }
 # Nothing but our own files acts in the page, whatever a model writes.
 _POLICY = "; ".join(
@@ -23,6 +24,7 @@ _POLICY = "; ".join(
         "style-src 'self'",
         "connect-src 'self'",
         "img-src 'self' blob: data:",
+        "font-src 'self'",
         "media-src blob:",
         "base-uri 'none'",
         "form-action 'none'",
