@@ -106,6 +106,53 @@ def test_presets_are_chosen_and_kept_in_this_browser(browser: Browser, daemon: D
     browser.js("localStorage.clear()")
 
 
+def test_what_is_half_written_and_set_is_there_after_a_reload(browser: Browser, daemon: Daemon):
+    def reload() -> None:
+        browser.driver.refresh()
+        browser.wait(lambda: browser.one(".composer textarea"))
+
+    def found() -> list[str]:
+        fields = (".composer textarea", "#set-temperature", "#system")
+        return [browser.one(each).get_property("value") for each in fields]
+
+    browser.start(daemon.http, max_tokens=4)
+    browser.set("#set-temperature", "1.25")
+    browser.set("#system", "Be brief.")
+    browser.one(".composer textarea").send_keys("What is")
+    reload()
+    browser.wait(lambda: found() == ["What is", "1.25", "Be brief."])
+    browser.one(".composer textarea").send_keys(" the Moon?")
+    browser.press("Send")
+    browser.wait_for_end()
+    browser.one(".composer textarea").send_keys("And of")
+    browser.set("#set-temperature", "0.5")
+    browser.press("New conversation (Alt+N)")
+    browser.wait(lambda: found() == ["", "0.5", "Be brief."])
+    browser.driver.back()
+    browser.wait(lambda: found() == ["And of", "0.5", "Be brief."])
+    browser.wait(lambda: browser.stored()["settings"]["temperature"] == 0.5)
+    reload()
+    browser.wait(lambda: browser.all(".turn") and found() == ["And of", "0.5", "Be brief."])
+
+
+def test_new_conversations_begin_with_somebodys_own_defaults(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http)
+
+    def temperature() -> str:
+        return browser.one("#set-temperature").get_property("value")
+
+    browser.press("Settings")
+    browser.set("#set-temperature", "1.5")
+    browser.press("Use for new conversations")
+    browser.set("#set-temperature", "0.5")
+    browser.press("New conversation (Alt+N)")
+    browser.wait(lambda: temperature() == "1.5")
+    browser.press("Forget")
+    browser.set("#set-temperature", "0.5")
+    browser.press("New conversation (Alt+N)")
+    browser.wait(lambda: "forgotten" in browser.text(".notice") and temperature() == "0.5")
+
+
 def test_a_model_that_does_not_fit_is_shown_with_what_it_needs(browser: Browser, daemon: Daemon):
     browser.start(daemon.http)
     models = [

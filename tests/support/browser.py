@@ -129,7 +129,7 @@ class Browser:
         """Open the page anew, with these settings instead of the page's own: greedy, unless they say otherwise."""
         self.open(http)
         preset = [{"name": "of the test", "system": "", "settings": DEFAULTS | settings}]
-        self.js("localStorage.setItem('umaserve.presets', arguments[0])", json.dumps(preset))
+        self.js("localStorage.clear(); localStorage.setItem('umaserve.presets', arguments[0])", json.dumps(preset))
         self.driver.refresh()
         self.wait(lambda: self.one("#preset option:last-child"))
         self.set("#preset", "of the test", "change")

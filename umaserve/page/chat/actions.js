@@ -4,21 +4,27 @@ import { addTurn, beginning, branches, newConversation, path, removeTurn, ROOT, 
 import { defaults, presets, savePreset } from "../answers/settings.js";
 import { copyText } from "../dom.js";
 import { errorWords } from "../words.js";
+import { keeper } from "./kept.js";
 
 const SAVE_MS = 3000;
+/** A slider moves faster than anything need be kept. */
+const SETTLED_MS = 300;
 const NOTICE_MS = 8000;
 /** Which answer this tab writes, for when it is loaded again: another tab's answers are left to that. */
 const WRITING = "umaserve.writing";
 
 /** The chat's state. `run` is the answer being written: {conversation, answer, phase, note}, from character `from` on. */
-export function chatState(wide) {
+export function chatState(wide, storage) {
+  const kept = keeper(storage);
+  const { model, system, settings } = kept.beginning() ?? { model: "", system: "", settings: defaults() };
+  const conversation = newConversation(model, system, settings);
   return {
-    conversation: newConversation("", "", defaults()),
+    conversation,
     list: [],
     query: "",
     run: null,
     probabilities: false,
-    draft: "",
+    draft: kept.draft(conversation),
     /** What goes with the next message: as a turn's media, each with its `blob`. */
     attached: [],
     editing: null,
@@ -31,6 +37,7 @@ export function chatState(wide) {
 /** `wide()`: whether there is room for the drawers beside the conversation. `tab` is storage that ends with the tab. */
 export function chatActions({ store, api, library, storage, tab, wide }) {
   const { state } = store;
+  const kept = keeper(storage);
   let generation = null;
   /** What follows the running answer, once it has ended. */
   let after = null;
@@ -46,8 +53,10 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
   }
 
   function show(conversation) {
+    const settings = { ...defaults(), ...conversation.settings };
     update(() => {
-      Object.assign(state, { conversation, editing: null });
+      Object.assign(conversation, { settings });
+      Object.assign(state, { conversation, draft: kept.draft(conversation), editing: null });
       if (!wide()) state.open.list = false;
     });
   }
@@ -73,6 +82,27 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     }
     const shown = answer ? { ...chosen, ...conversation.chosen } : chosen;
     update(() => Object.assign(conversation, { title, changed, turns, chosen: shown }));
+  }
+
+  function saveSoon(conversation, ms) {
+    clearTimeout(saveTimer);
+    saveTimer = setTimeout(() => save(conversation), ms);
+  }
+
+  /** The settings, the system prompt or the model are others now. */
+  function keepAbout() {
+    const { conversation } = state;
+    if (Object.keys(conversation.turns).length > 0) saveSoon(conversation, SETTLED_MS);
+    else kept.keepBeginning(conversation);
+  }
+
+  function write(text) {
+    update(() => (state.draft = text));
+    try {
+      kept.keepDraft(state.conversation, text);
+    } catch (error) {
+      tell(`This draft can't be kept in the browser: ${error.message}`);
+    }
   }
 
   async function save(conversation) {
@@ -118,7 +148,7 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
         if (state.run) f(state.run);
         // From here on another load of the page can go on with it.
         if (answer.request?.id !== known) save(conversation);
-        else if (saveTimer === 0) saveTimer = setTimeout(() => save(conversation), SAVE_MS);
+        else if (saveTimer === 0) saveSoon(conversation, SAVE_MS);
       }),
     });
     return undefined;
@@ -155,6 +185,7 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     const { conversation, run: running } = state;
     const changed = Object.entries(wanted).filter(([name, value]) => conversation.settings[name] !== value);
     update(() => (conversation.settings = { ...conversation.settings, ...wanted }));
+    keepAbout();
     if (running?.conversation === conversation && changed.length > 0) generation?.modify(Object.fromEntries(changed));
   }
 
@@ -169,6 +200,7 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
   async function ask(parent, text, media = []) {
     const { conversation } = state;
     if (state.run || !(text.trim() || media.length > 0)) return;
+    kept.forgetBeginning();
     const entries = media.map(({ blob: _blob, ...entry }) => entry);
     let turn;
     update(() => (turn = addTurn(conversation, parent, "user", { text: text.trim(), ...(entries.length > 0 && { media: entries }) })));
@@ -180,8 +212,9 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     } catch (error) {
       update(() => {
         removeTurn(conversation, turn);
-        Object.assign(state, { draft: text, attached: media });
+        state.attached = media;
       });
+      write(text);
       tell(`The browser can't keep what is attached: ${error.message}`);
     }
   }
@@ -202,12 +235,14 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
       else tab.removeItem(WRITING);
     },
     begin: () => {
-      const { model, system, settings } = state.conversation;
+      const { model, system, settings } = kept.own() ?? state.conversation;
       show(newConversation(model, system, { ...settings }));
+      keepAbout();
     },
     remove: async (id) => {
       if (state.run?.conversation.id === id) return;
       await library.remove(id);
+      kept.forgetDraft(id);
       if (state.conversation.id === id) actions.begin();
       await relist();
     },
@@ -235,11 +270,12 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     },
 
     // -- turns
-    draft: (text) => update(() => (state.draft = text)),
+    draft: write,
     send: () => {
       const { draft, attached } = state;
       if (state.run || !(draft.trim() || attached.length > 0)) return;
-      update(() => Object.assign(state, { draft: "", attached: [] }));
+      write("");
+      update(() => (state.attached = []));
       actions.say(draft, attached);
     },
     say: (text, media) => ask(path(state.conversation).at(-1)?.id ?? ROOT, text, media),
@@ -279,8 +315,14 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     pause: () => generation?.pause(),
     resume: () => generation?.resume(),
     set: (name, value) => change({ [name]: value }),
-    system: (text) => update(() => (state.conversation.system = text)),
-    model: (name) => update(() => (state.conversation.model = name)),
+    system: (text) => {
+      update(() => (state.conversation.system = text));
+      keepAbout();
+    },
+    model: (name) => {
+      update(() => (state.conversation.model = name));
+      keepAbout();
+    },
     probabilities: (on) => update(() => (state.probabilities = on)),
     preset: (name) => {
       const preset = presets(storage).find((each) => each.name === name);
@@ -293,6 +335,13 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
       savePreset(storage, { name, settings, system });
       tell(`Preset “${name}” is kept in this browser.`);
     },
+    /** `own`: new conversations begin with what this one has; else with the page's defaults, or what the last one had. */
+    defaults: (own) => {
+      if (own) kept.keepOwn(state.conversation);
+      else kept.forgetOwn();
+      tell(own ? "New conversations begin with these settings, this system prompt and this model." : "Your defaults are forgotten.");
+    },
+    hasOwnDefaults: () => kept.own() !== null,
 
     // -- what is shown
     copy: async (text) => tell((await copyText(text)) ? "Copied." : "The browser lets this page copy nothing: select the text, and press Ctrl+C."),

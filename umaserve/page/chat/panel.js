@@ -12,6 +12,8 @@ export function settingsPanel(store, actions, storage) {
   const keeping = h("form.row", { onsubmit: keepPreset }, name, h("button", { type: "submit" }, "Keep"));
   const turnOn = () => actions.probabilities(probabilities.checked);
   const probabilities = h("input", { type: "checkbox", id: "probabilities", onchange: turnOn });
+  const own = h("button.quiet", { onclick: () => setOwn(true) }, "Use for new conversations");
+  const forget = h("button.quiet", { onclick: () => setOwn(false), hidden: !actions.hasOwnDefaults() }, "Forget");
   const sliders = SETTINGS.map((setting) => slider(setting, actions));
 
   function choose() {
@@ -31,12 +33,19 @@ export function settingsPanel(store, actions, storage) {
     listPresets();
   }
 
+  function setOwn(wanted) {
+    actions.defaults(wanted);
+    forget.hidden = !wanted;
+    own.focus();
+  }
+
   const shade = h("label.switch", {}, probabilities, h("span", {}, "Token probabilities"));
   const close = iconButton("close", "Close the settings", () => actions.toggle("settings", false));
   const node = h("aside.panel", { id: "settings", "aria-label": "Settings" },
     h("div.row.head", {}, h("h2", {}, "Settings"), close),
     h("label", { for: "preset" }, "Preset"), preset, keeping,
     h("label", { for: "system" }, "System prompt"), system,
+    h("div.row", { role: "group", "aria-label": "My defaults" }, own, forget),
     h("p.hint", {}, "Sliders act at once, also on an answer that is being written."),
     sliders.map(({ node: each }) => each), shade, h("p.hint", {}, SHADES), h("p.hint", {}, KEYS));
 

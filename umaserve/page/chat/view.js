@@ -19,7 +19,7 @@ let chat = null;
 
 async function begun({ api, storage }) {
   const library = await openLibrary();
-  const whole = createStore(chatState(wide.matches));
+  const whole = createStore(chatState(wide.matches, storage));
   const actions = chatActions({ store: whole, api, library, storage, tab: sessionStorage, wide: () => wide.matches });
   library.onchange(actions.refresh);
   await actions.takeUp();
