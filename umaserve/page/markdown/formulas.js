@@ -3,6 +3,8 @@
 const MOST_CHARACTERS = 4000;
 /** Whatever a model writes: no links, no pictures, no endless macros. */
 const OPTIONS = { throwOnError: true, strict: "ignore", trust: false, maxSize: 50, maxExpand: 200 };
+/** Elements within one another: browsers crash where they lay out thousands. */
+const MOST_DEEP = 150;
 const MOST_KEPT = 500;
 
 let loading = null;
@@ -40,6 +42,12 @@ function setFormula(node) {
   if (known) node.replaceChildren(known.cloneNode(true));
 }
 
+function isDeep(root) {
+  const depths = new Map([[root, 0]]);
+  for (const element of root.querySelectorAll("*")) depths.set(element, depths.get(element.parentNode) + 1);
+  return [...depths.values()].some((depth) => depth > MOST_DEEP);
+}
+
 /** Null where this is no formula. */
 function made(tex, displayMode) {
   const place = document.createElement("span");
@@ -48,5 +56,5 @@ function made(tex, displayMode) {
   } catch {
     return null;
   }
-  return place.firstChild;
+  return isDeep(place) ? null : place.firstChild;
 }
