@@ -237,7 +237,7 @@ def test_an_answer_is_resumed_after_a_reload(browser: Browser, daemon: Daemon, p
     if paused:
         browser.press("Pause")
         browser.wait(lambda: browser.one(".answer[data-phase=paused]"))
-        browser.wait(lambda: next(iter(browser.stored()["turns"].values())))
+        browser.wait(lambda: any(t.get("request", {}).get("paused") for t in browser.stored()["turns"].values()))
     browser.driver.refresh()
     if paused:
         browser.wait(lambda: browser.one(".answer[data-phase=paused]"))
@@ -410,6 +410,8 @@ def test_what_is_copied_over_plain_http_from_another_machine_is_on_the_clipboard
         area.send_keys(Keys.CONTROL, "v")
         browser.wait(lambda area=area, copied=copied: area.get_property("value").strip().startswith(copied))
     browser.wait(lambda: browser.text(".notice") == "Copied.")
+    # The browser says of the page that this machine is another one.
+    assert all("Cross-Origin-Opener-Policy" in complaint for complaint in browser.complaints())
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------
@@ -435,6 +437,49 @@ def test_it_is_for_everybody(browser: Browser, daemon: Daemon, tmp_path: Path, s
         )
 
 
+def test_what_is_seldom_used_of_an_answer_is_in_its_menu(browser: Browser, daemon: Daemon, tmp_path: Path):
+    browser.start(daemon.http)
+    browser.imports(tmp_path, "Because.", end="stop", stats={"tokens": 3, "firstMs": 20, "prompt": 9, "cached": 4})
+    browser.wait(lambda: browser.one(".answer [aria-label=More]")).click()
+    browser.wait(lambda: browser.driver.switch_to.active_element.text == "Continue this answer")
+    assert browser.violations() == []
+    browser.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+    browser.wait(lambda: browser.driver.switch_to.active_element.accessible_name == "More")
+    figures = browser.one(".answer .figures")
+    assert figures.text == "3 written"
+    figures.find_element("css selector", "summary").click()
+    browser.wait(lambda: "9 prompt tokens, 4 of them cached" in figures.text)
+
+
+def test_an_empty_page_has_examples(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=4)
+    example = browser.wait(lambda: browser.one(".examples button"))
+    text = example.text
+    example.click()
+    browser.wait(lambda: browser.one(".composer textarea").get_property("value") == text)
+    browser.press("Send")
+    browser.wait_for_end()
+    assert browser.text(".turn.user .text") == text
+    assert not browser.one(".examples").is_displayed()
+
+
+def test_on_a_phone_what_one_touches_is_large_and_the_head_is_one_row(browser: Browser, daemon: Daemon):
+    with browser.screen(375, 740):
+        browser.start(daemon.http)
+        sizes = browser.js(
+            "return [...document.querySelectorAll('header button, .composer button, .examples button')]"
+            ".filter((b) => b.offsetParent).map((b) => [b.ariaLabel ?? b.textContent, b.offsetWidth, b.offsetHeight])"
+        )
+        assert len(sizes) > 8
+        assert [size for size in sizes if min(size[1:]) < 44] == []
+        assert browser.one("header").size["height"] < 60
+        browser.press("Chat ▾")
+        browser.wait(lambda: browser.one("header nav").is_displayed())
+        browser.driver.find_element("link text", "Compare").click()
+        browser.wait(lambda: browser.one(".compare") and not browser.one("header nav").is_displayed())
+        assert browser.violations() == []
+
+
 def test_on_a_phone_one_drawer_is_open_at_a_time(browser: Browser, daemon: Daemon):
     with browser.screen(320, 640):
         browser.open(daemon.http)
@@ -455,6 +500,8 @@ def test_what_is_loaded_before_one_writes_is_small(browser: Browser, daemon: Dae
     )
     assert len(sizes) > 10
     assert sum(size for _, size in sizes) < 100_000, sizes
+    sent = "return performance.getEntriesByType('resource').map((e) => e.encodedBodySize).reduce((a, b) => a + b)"
+    assert browser.js(sent) < 45_000
 
 
 HOSTILE = [
@@ -465,7 +512,7 @@ HOSTILE = [
     "```<script>\n</code></pre><script>window.hacked = 1</script>\n",
     "| <b> | <script> |\n|---|---|\n| </table><script>window.hacked = 1</script> | x |",
     '<tool_call>\n{"name": "<img src=x onerror=alert(1)>"}\n</tool_call>',
-    "\\(\\href{javascript:alert(1)}{x}\\) $\\includegraphics{https://evil.example/x.png}$ <br onclick=x>",
+    "<br onclick=x> <BR/> &lt;br&gt;",
     '&lt;script&gt;window.hacked = 1&lt;/script&gt; <javascript:alert(1)> <https://ok.example/"onclick=x>',
     "\u001b[31mred\u001b[0m \u202egnp.exe\u202c \u2066hidden\u2069 \u0000 \u0007",
 ]
@@ -576,8 +623,6 @@ def test_text_that_grows_is_drawn_as_if_it_came_at_once(browser: Browser, daemon
         ("a<br>b &amp; &#60;i> &bogus;", '<p dir="auto">a<br>b &amp; &lt;i&gt; &amp;bogus;</p>'),
         ("Title\n=====\n\nSub\n---\nrest", '<h3 dir="auto">Title</h3><h4 dir="auto">Sub</h4><p dir="auto">rest</p>'),
         ("costs $5 or $6, or 7$", '<p dir="auto">costs $5 or $6, or 7$</p>'),
-        ("a $x_1$", '<p dir="auto">a <span class="math">$x_1$</span></p>'),
-        ("\\[\n- a\n+ b\n\\].", '<div class="math">\\[\n- a\n+ b\n\\].</div>'),
         ("#no heading\n\n####### none", '<p dir="auto">#no heading</p><p dir="auto">####### none</p>'),
     ],
 )
@@ -603,15 +648,12 @@ def test_formulas_are_set_and_code_has_its_colours(browser: Browser, daemon: Dae
     browser.start(daemon.http)
     requests = "return performance.getEntriesByType('resource').filter((e) => e.name.includes('/vendor/')).length"
     assert browser.js(requests) == 0
-    text = "\\( \\alpha \\) and\n\n$$\\frac{1}{2}$$\n\n\\[\\undefined\\]\n\n```python\ndef f():\n    return 'x'\n```\n"
+    formulas = "\\( \\alpha \\) and\n\n$$\\frac{1}{2}$$\n\n\\[\n- a\n+ b\n\\].\n\n\\[\\undefined\\]\n\n"
+    text = formulas + "```python\ndef f():\n    return 'x'\n```\n"
     browser.imports(tmp_path, text)
-    browser.wait(lambda: len(browser.all(".answer .katex")) == 2)
-    assert browser.js(
-        "return [...document.querySelectorAll('.katex annotation')].map((e) => e.textContent.trim())"
-    ) == [
-        "\\alpha",
-        "\\frac{1}{2}",
-    ]
+    browser.wait(lambda: len(browser.all(".answer .katex")) == 3)
+    sources = "return [...document.querySelectorAll('.katex annotation')].map((e) => e.textContent.trim())"
+    assert browser.js(sources) == ["\\alpha", "\\frac{1}{2}", "- a\n+ b\n."]
     assert browser.one(".answer div.math .katex-display")
     # What is no formula stands as it was written.
     assert "\\[\\undefined\\]" in browser.text(".answer .markdown")

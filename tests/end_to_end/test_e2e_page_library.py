@@ -17,6 +17,30 @@ HTMLAnchorElement.prototype.click = function () { window.exportedAs = this.downl
 """
 """Keeps the file instead of saving it."""
 
+COUNT_READS = """
+window.readAll = [];
+const getAll = IDBObjectStore.prototype.getAll;
+IDBObjectStore.prototype.getAll = function (...asked) {
+  window.readAll.push(this.name);
+  return getAll.apply(this, asked);
+};
+"""
+EARLIER = """
+const named = (asking, event) => new Promise((resolve) => (asking[event] = resolve));
+await named(indexedDB.deleteDatabase("umaserve"), "onsuccess");
+const opening = indexedDB.open("umaserve", 2);
+opening.onupgradeneeded = () => {
+  opening.result.createObjectStore("conversations", { keyPath: "id" });
+  opening.result.createObjectStore("media", { keyPath: "id" }).createIndex("conversation", "conversation");
+};
+await named(opening, "onsuccess");
+const adding = opening.result.transaction("conversations", "readwrite");
+adding.objectStore("conversations").put(values[0]);
+await named(adding, "oncomplete");
+opening.result.close();
+return null;
+"""
+"""Leaves what version 2 of the page's database kept."""
 PICK = """
 const { modelPicker } = await import("/page/chat/models.js");
 const { createStore } = await import("/page/store.js");
@@ -151,6 +175,32 @@ def test_new_conversations_begin_with_somebodys_own_defaults(browser: Browser, d
     browser.set("#set-temperature", "0.5")
     browser.press("New conversation (Alt+N)")
     browser.wait(lambda: "forgotten" in browser.text(".notice") and temperature() == "0.5")
+
+
+def test_saving_reads_no_other_conversation(browser: Browser, daemon: Daemon, tmp_path: Path):
+    browser.start(daemon.http, max_tokens=8)
+    bring(browser, tmp_path, talk("One of before", "Yes."))
+    browser.js(COUNT_READS)
+    browser.press("New conversation (Alt+N)")
+    browser.say("What is the Moon?")
+    browser.wait_for_end()
+    browser.wait(lambda: {"One of before", "What is the Moon?"} <= titles(browser))
+    assert browser.js("return window.readAll.includes('conversations')") is False
+    assert browser.js("return window.readAll.includes('listing')") is True
+
+
+def test_conversations_of_an_earlier_version_are_listed(browser: Browser, daemon: Daemon):
+    browser.driver.get(f"http://{daemon.http}/page/icon.svg")
+    assert browser.module(EARLIER, talk("Kept by an earlier version", "Yes.") | {"id": "before", "changed": 1}) is None
+    browser.open(daemon.http)
+    browser.wait(lambda: titles(browser) == {"Kept by an earlier version"})
+
+
+def test_names_of_models_are_short_where_that_is_enough(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http)
+    names = ["org/Moon-1B-Instruct-Q4_K_M.gguf", "Sun-Q4_0", "Sun-Q8_0", "Q4_0"]
+    models = [{"id": name, "status": {"value": "loaded"}} for name in names]
+    assert browser.module(PICK, models) == ["Moon-1B-Instruct", "Sun-Q4_0", "Sun-Q8_0", "Q4_0"]
 
 
 def test_a_model_that_does_not_fit_is_shown_with_what_it_needs(browser: Browser, daemon: Daemon):

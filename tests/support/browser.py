@@ -105,11 +105,14 @@ class Browser:
         return self.js("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
 
     def press(self, name: str) -> None:
-        """Click the button with this name that can be clicked."""
-        script = (
-            "return [...document.querySelectorAll('button')].find((b) => b.offsetParent && !b.disabled &&"
-            " (b.getAttribute('aria-label') ?? b.textContent).trim() === arguments[0])"
-        )
+        """Click the button with this name that can be clicked, in a menu too."""
+        script = """
+            const named = [...document.querySelectorAll("button")].filter((b) => !b.disabled &&
+              (b.getAttribute("aria-label") ?? b.textContent).trim() === arguments[0]);
+            const shown = named.find((b) => b.offsetParent) ?? named.find((b) => b.closest(".menu"));
+            if (shown && !shown.offsetParent) shown.closest(".menu").showPopover();
+            return shown;
+        """
 
         def pressed() -> bool:
             button = self.js(script, name)

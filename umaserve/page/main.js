@@ -13,8 +13,10 @@ const app = { store, api, bar, storage: localStorage, refreshModels, place };
 const links = VIEWS.map(({ name, title, href }) => h("a", { href, "data-view": name, onclick: follow }, title));
 const problem = h("p.problem", { role: "alert" });
 const brand = h("h1", {}, "umaserve");
-const nav = h("nav", { "aria-label": "Views", hidden: VIEWS.length < 2 }, links);
-const header = h("header", {}, bar.start, brand, nav, bar.end);
+const nav = h("nav", { id: "views", "aria-label": "Views" }, links);
+/** On a phone there is room for the name of one. */
+const chooser = h("button.quiet.views", { "aria-controls": "views", onclick: () => unfold(!nav.classList.contains("open")) });
+const header = h("header", {}, bar.start, brand, chooser, nav, bar.end);
 
 const key = h("input", { type: "password", id: "key", autocomplete: "off", required: true });
 const ASKED = "This server asks for an API key. It stays in this tab, and is forgotten when that is closed.";
@@ -48,10 +50,16 @@ async function show() {
   }
 }
 
+function unfold(open) {
+  nav.classList.toggle("open", open);
+  chooser.ariaExpanded = String(open);
+}
+
 /** Without loading the page again: what a view has begun goes on. */
 function follow(event) {
   if (event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
   event.preventDefault();
+  unfold(false);
   if (this.href === location.href) return;
   history.pushState(null, "", this.href);
   show();
@@ -98,11 +106,14 @@ async function useKey() {
 
 store.subscribe((state) => {
   for (const link of links) {
-    if (link.dataset.view === state.view) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.dataset.view === state.view) {
+      link.setAttribute("aria-current", "page");
+      chooser.textContent = `${link.textContent} ▾`;
+    } else link.removeAttribute("aria-current");
   }
   problem.textContent = state.problem;
 });
 document.body.replaceChildren(header, problem, root, asking);
+unfold(false);
 addEventListener("popstate", show);
 await Promise.all([show(), refreshModels()]);

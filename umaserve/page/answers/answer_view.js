@@ -12,7 +12,8 @@ export function answerView(node) {
   const folded = h("details.thoughts", {}, h("summary", {}, "Thoughts"), thoughts);
   const text = h("div.text.markdown");
   const note = h("p.note", { role: "status" });
-  const figures = h("p.figures");
+  const [line, rest] = [h("summary"), h("p")];
+  const figures = h("details.figures", {}, line, rest);
   node.append(text, note, figures);
 
   /** `run` is {phase, note} while it is being written, else null. */
@@ -24,7 +25,10 @@ export function answerView(node) {
     write(thoughts, answer.thoughts);
     const left = answer.error ?? (answer.request ? UNFINISHED : "");
     write(note, run ? run.note || PHASES[run.phase] : left);
-    write(figures, figuresOf(answer, run !== null));
+    const [brief, more] = figuresOf(answer, run !== null);
+    figures.hidden = brief === "";
+    write(line, brief);
+    write(rest, more);
   }
 
   return { text, show };

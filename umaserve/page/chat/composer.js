@@ -2,7 +2,8 @@
 
 import { h, icon, iconButton, messageField, refill } from "../dom.js";
 
-export function composer(store, actions, app) {
+/** `more` are buttons beside that for attachments. */
+export function composer(store, actions, app, more) {
   const { state } = store;
   const draft = () => actions.draft(area.value);
   const named = { rows: 1, placeholder: "Write a message", "aria-label": "Message" };
@@ -43,7 +44,8 @@ export function composer(store, actions, app) {
     pause.disabled = phase !== "writing";
     refill(buttons, phase ? [phase === "paused" ? resume : pause, stop] : send, area);
   });
-  const node = h("form.composer", {}, attached, attach, area, buttons);
+  const card = h("div.card", {}, attached, area, h("div.row.tools", {}, attach, more, buttons));
+  const node = h("form.composer", {}, card);
   return { node, focus: () => area.focus(), drop: (event) => take(event, event.dataTransfer) };
 }
 

@@ -47,7 +47,9 @@ export function settingsPanel(store, actions, storage) {
     h("label", { for: "system" }, "System prompt"), system,
     h("div.row", { role: "group", "aria-label": "My defaults" }, own, forget),
     h("p.hint", {}, "Sliders act at once, also on an answer that is being written."),
-    sliders.map(({ node: each }) => each), shade, h("p.hint", {}, SHADES), h("p.hint", {}, KEYS));
+    sliders.filter(({ usual }) => usual).map(({ node: each }) => each),
+    fold("More settings", sliders.filter(({ usual }) => !usual).map(({ node: each }) => each)),
+    shade, h("p.hint", {}, SHADES), fold("Keys", h("p.hint", {}, KEYS)));
 
   listPresets();
   store.subscribe(() => {
@@ -59,6 +61,12 @@ export function settingsPanel(store, actions, storage) {
   return node;
 }
 
+function fold(title, ...inside) {
+  return h("details.fold", {}, h("summary", {}, title), inside);
+}
+
+/** What is changed most often is not folded. */
+const USUAL = ["temperature", "max_tokens"];
 const SHADES =
   "Shades what was unlikely. Click a token to see what else could have stood there, and go on from that.";
 const KEYS =
@@ -72,6 +80,7 @@ function slider({ name, title, least, most, step, hint }, actions) {
   const input = h("input", { ...range, "aria-describedby": `hint-${name}`, oninput: set });
   const head = h("div.row", {}, h("label", { for: `set-${name}` }, title), value);
   return {
+    usual: USUAL.includes(name),
     node: h("div.slider", {}, head, input, h("p.hint", { id: `hint-${name}` }, hint)),
     show(settings) {
       const wanted = String(settings[name]);

@@ -2,7 +2,7 @@
 
 import { answerView } from "../answers/answer_view.js";
 import { branches, path } from "../answers/conversation.js";
-import { h, icon, iconButton, messageField, refill, shownBy } from "../dom.js";
+import { h, icon, iconButton, menuButton, messageField, refill, shownBy } from "../dom.js";
 
 const NEAR_END_PX = 48;
 const SLOW_MS = 25;
@@ -10,7 +10,7 @@ const SLOW_MS = 25;
 export function turnsView(store, actions, speech) {
   const { state } = store;
   const list = h("ol.turns");
-  const welcome = h("div.welcome", {}, h("h2", {}, "What shall we talk about?"), h("p", {}, WELCOME));
+  const welcome = h("div.welcome", {}, h("h2", {}, "What shall we talk about?"));
   const toEnd = h("button.to-end", { hidden: true, onclick: () => goToEnd() }, icon("down"), "New text");
   const scroller = h("div.scroller", { role: "region", "aria-label": "Conversation", tabIndex: 0 }, welcome, list);
   const view = h("section.conversation", {}, scroller, toEnd);
@@ -74,8 +74,6 @@ export function turnsView(store, actions, speech) {
   return view;
 }
 
-const WELCOME = "Ask anything. While the answer is being written you can pause it, go on, and change how it is written.";
-
 function questionView(turn, { state }, actions) {
   const text = h("div.text", { dir: "auto" }, turn.text);
   const media = turn.media && h("div.media");
@@ -101,7 +99,7 @@ function questionView(turn, { state }, actions) {
       walker(turn, state, actions),
       iconButton("edit", "Edit this question, as a branch", () => actions.edit(turn), { disabled: busy }),
       iconButton("copy", "Copy the question", () => actions.copy(turn.text)),
-      removal(turn, state, actions),
+      iconButton("remove", "Delete from here on", removal(turn, state, actions), { disabled: busy }),
     ]);
   }
 
@@ -159,21 +157,23 @@ function tokensBy(text, shaded) {
 }
 
 function answerButtons(turn, state, actions, speech) {
-  const busy = { disabled: state.run !== null };
+  const disabled = state.run !== null;
   return [
     ...walker(turn, state, actions),
-    iconButton("redo", "Answer again", () => actions.regenerate(turn), busy),
-    iconButton("go_on", "Continue this answer", () => actions.goOn(turn), busy),
     iconButton("copy", "Copy the answer", () => actions.copy(turn.text)),
-    ...speech.buttons(turn),
-    removal(turn, state, actions),
+    iconButton("redo", "Answer again", () => actions.regenerate(turn), { disabled }),
+    state.spoken === turn && iconButton("stop", "Stop reading", speech.stop),
+    menuButton("More", [
+      { name: "go_on", label: "Continue this answer", act: () => actions.goOn(turn), disabled },
+      ...speech.items(turn),
+      { name: "remove", label: "Delete from here on", act: removal(turn, state, actions), disabled },
+    ]),
   ];
 }
 
 function removal(turn, state, actions) {
   const isLast = state.conversation.chosen[turn.id] === undefined;
-  const remove = () => (isLast || confirm("Delete this turn and all that follow it?")) && actions.removeTurn(turn);
-  return iconButton("remove", "Delete from here on", remove, { disabled: state.run !== null });
+  return () => (isLast || confirm("Delete this turn and all that follow it?")) && actions.removeTurn(turn);
 }
 
 /** Walks through the branches that a turn is one of. */

@@ -32,7 +32,7 @@ export function column(app, store, about, remove) {
   const keep = h("button.quiet", { onclick: () => store.update(() => (state.kept = !state.kept)) }, "Keep this answer");
   const close = iconButton("close", "Remove this column", remove);
   const summary = h("summary");
-  const settings = h("details", {}, summary, h("div.numbers", {}, picker, numbers, h("label.whole", {}, "System prompt", system)));
+  const settings = h("details.setup", {}, summary, h("div.numbers", {}, picker, numbers, h("label.whole", {}, "System prompt", system)));
   const node = h("section.column.answer", {}, h("div.row", {}, title, keep, close), settings);
   const view = answerView(node);
 

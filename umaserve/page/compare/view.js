@@ -5,6 +5,9 @@ import { createStore } from "../store.js";
 import { defaults } from "../answers/settings.js";
 import { column } from "./column.js";
 
+const PURPOSE =
+  "One question, answered by each column at the same time: by another model, other settings or another system prompt. " +
+  "Open a column's line to change them, and keep an answer to hold the next ones against it.";
 const LEAST = 2;
 const MOST = 6;
 
@@ -31,7 +34,7 @@ function compare(app) {
   const buttons = h("div.row");
   const columns = h("div.columns");
   const form = h("form.asking", { onsubmit: askAll }, prompt, buttons);
-  const node = h("main.compare", {}, form, columns);
+  const node = h("main.compare", {}, form, h("p.hint.purpose", {}, PURPOSE), columns);
 
   /** A new column is like the last one. */
   function addColumn(changes = {}) {
