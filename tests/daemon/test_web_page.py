@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import gzip
 import posixpath
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ import umaserve
 from umaserve.daemon.web_page import FILES, wanted
 from umaserve.wire.http_head import Refusal, Request
 
+TYPES = ("text/html", "text/css", "text/javascript", "image/svg+xml", "font/woff2")
 BROWSERS = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
 
 
@@ -66,11 +68,21 @@ def test_nothing_but_its_own_files_acts_in_the_page(path: str, accept: str):
 def test_each_file_is_served_and_not_sent_again(name: str):
     status, headers, body = ask(f"/page/{name}")
     assert (status, headers["Cache-Control"]) == (200, "no-cache")
-    assert headers["Content-Type"].split(";")[0] in ("text/html", "text/css", "text/javascript", "image/svg+xml")
+    assert headers["Content-Type"].split(";")[0] in TYPES
     assert len(body) > 0
-    for known in (headers["ETag"], f'"other", W/{headers["ETag"]}', "*"):
+    for known in (headers["ETag"], f'"other", {headers["ETag"]}', "*"):
         assert ask(f"/page/{name}", {"if-none-match": known})[::2] == (304, b"")
     assert ask(f"/page/{name}", {"if-none-match": '"other"'})[0] == 200
+
+
+def test_browsers_get_files_compressed():
+    _, headers, plain = ask("/page/main.js", {"accept-encoding": "br, gzip;q=0"})
+    assert ("Content-Encoding" in headers, headers["Vary"], plain) == (False, "Accept-Encoding", FILES["main.js"].body)
+    status, headers, body = ask("/page/main.js", {"accept-encoding": "gzip, deflate, br"})
+    assert (status, headers["Content-Encoding"], gzip.decompress(body)) == (200, "gzip", plain)
+    assert 2 * len(body) < len(plain)
+    font = next(name for name in FILES if name.endswith(".woff2"))
+    assert "Content-Encoding" not in ask(f"/page/{font}", {"accept-encoding": "gzip"})[1]
 
 
 def test_each_file_is_in_the_package():
@@ -82,10 +94,10 @@ def test_each_file_is_in_the_package():
         assert any(len(path.parts) == len(pattern.parts) and path.match(str(pattern)) for pattern in patterns)
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".js")])
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".js") and not name.startswith("vendor/")])
 def test_imports_of_the_page_go_one_way(name: str):
-    """Markdown is below answers, then the voice, and these below the views, of which only the frame knows."""
-    order = ["markdown", "answers", "voice"]
+    """Vendored files are below Markdown, then answers, the voice, and these below views, which only the frame knows."""
+    order = ["vendor", "vendor/highlight", "markdown", "answers", "voice"]
     folder = name.rpartition("/")[0]
     for imported in re.findall(rb'(?:from|import\()\s*"([^"]+)"', FILES[name].body):
         path = posixpath.normpath(posixpath.join(folder, imported.decode()))

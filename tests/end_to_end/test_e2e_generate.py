@@ -830,6 +830,18 @@ def test_a_wrong_resume_names_its_field_and_ends_nothing(client: Conversation, f
     assert client.until("completion", "error")[-1]["type"] == "completion"
 
 
+def test_who_goes_away_may_come_back(daemon: Daemon, counted: str):
+    """Browsers close with 1001 where a page is left, or loaded again."""
+    with Conversation(daemon) as client:
+        client.config(max_tokens=80, **ON)
+        request_id = client.until("init")[-1]["request_id"]
+        client.tokens(2)
+        client.go_away()
+        wait_until_lost(daemon)
+    with resumed(daemon, request_id) as again:
+        assert text_of(again.until("completion")) == counted
+
+
 def test_after_a_goodbye_nothing_is_kept(daemon: Daemon):
     with Conversation(daemon) as client:
         client.config(max_tokens=500, **ON)

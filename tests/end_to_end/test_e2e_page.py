@@ -165,9 +165,55 @@ def test_an_answer_is_continued_asked_for_again_and_deleted(browser: Browser, da
     browser.wait_for_end()
     assert len(browser.answers()) == 3
     browser.press("Delete from here on")
-    browser.driver.switch_to.alert.accept()
     browser.wait(lambda: browser.text(".turn.user .text") == "Tell a long story.")
     assert len(browser.answers()) == 2
+
+
+def test_an_answer_is_edited_as_a_branch(browser: Browser, daemon: Daemon, tmp_path: Path):
+    browser.start(daemon.http, max_tokens=4)
+    browser.imports(tmp_path, "Because.")
+    browser.press("Edit the answer")
+    area = browser.wait(lambda: browser.one(".answer .editor textarea"))
+    area.send_keys(Keys.CONTROL, "a")
+    area.send_keys("Why not?", Keys.ENTER)
+    browser.wait(lambda: browser.text(".branch") == "2 / 2")
+    browser.wait(lambda: browser.text(".answer .markdown") == "Why not?")
+    browser.say("Go on")
+    browser.wait(lambda: len(browser.all(".answer")) == 2)
+    browser.wait_for_end()
+    sent = [message for message in browser.js("return window.wire") if message.get("type") == "config"][-1]
+    assert [turn["content"] for turn in sent["prompt"]] == ["Why?", "Why not?", "Go on"]
+
+
+def test_seed_stop_length_and_thoughts_are_sent_as_they_are_set(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=8)
+    for name, value in (("seed", "7"), ("stop", "END\nSTOP"), ("enable_thinking", "off"), ("reasoning_budget", "16")):
+        browser.set(f"#set-{name}", value, "change")
+    browser.set("#set-top_k", "5")
+    browser.set("#set-max_tokens", "0")
+    browser.set("#set-temperature", "0.5")
+    browser.say("Say yes.")
+    browser.wait(lambda: browser.text(".answer .markdown"))
+    browser.press("Stop")
+    browser.wait_for_end()
+    (sent,) = [message for message in browser.js("return window.wire") if message.get("type") == "config"]
+    asked = sent["parameters"]
+    assert (asked["seed"], asked["stop"], asked["top_k"], asked["max_tokens"]) == (7, ["END", "STOP"], 5, 1 << 24)
+    assert (sent["options"]["enable_thinking"], sent["options"]["reasoning_budget"]) == (False, 16)
+    assert "enable_thinking" not in asked
+    # How full the context is.
+    gauge = browser.one("meter.gauge")
+    assert gauge.is_displayed()
+    assert gauge.get_attribute("title").endswith("tokens that the model can read")
+    browser.set("#set-seed", "", "change")
+    browser.set("#set-max_tokens", "16")
+    browser.press("Answer again")
+    browser.wait(lambda: browser.text(".branch") == "2 / 2")
+    browser.wait_for_end()
+    asked = [message for message in browser.js("return window.wire") if message.get("type") == "config"][-1][
+        "parameters"
+    ]
+    assert ("seed" in asked, asked["max_tokens"]) == (False, 16)
 
 
 @pytest.mark.parametrize("lose", [CuttingProxy.cut, CuttingProxy.silence], ids=["cut", "silent"])
@@ -183,6 +229,88 @@ def test_a_lost_connection_is_resumed_where_it_was(browser: Browser, daemon: Dae
     assert [message["type"] for message in wire].count("resume") == 1
     (completion,) = [message for message in wire if message["type"] == "completion"]
     assert answer["text"] == completion["generated_text"]
+    assert answer["stats"]["tokens"] == 160
+
+
+def test_an_answer_goes_on_while_one_looks_elsewhere(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=200, ignore_eos=True)
+    browser.say("Tell a long story.")
+    browser.wait(lambda: browser.text(".answer .markdown"))
+    place = browser.driver.current_url
+    assert "/#/c/" in place
+    for link, view in (("Compare", ".compare"), ("API", ".docs")):
+        browser.driver.find_element("link text", link).click()
+        browser.wait(lambda view=view: browser.one(view))
+    seen = browser.js("return window.wire.length")
+    browser.wait(lambda: browser.js("return window.wire.length") > seen)
+    browser.driver.find_element("link text", "Chat").click()
+    browser.wait(lambda: browser.text(".answer .markdown"))
+    assert browser.driver.current_url == place
+    browser.wait_for_end()
+    (answer,) = browser.answers()
+    assert (answer["stats"]["tokens"], answer["end"]) == (200, "length")
+
+
+def test_a_conversation_has_an_address(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=4)
+    for text in ("What is the Moon?", "What is the Sun?"):
+        browser.press("New conversation (Alt+N)")
+        browser.wait(lambda: not browser.all(".turn"))
+        browser.say(text)
+        browser.wait_for_end()
+
+    def shown() -> str:
+        return browser.text(".turn.user .text")
+
+    sun = browser.driver.current_url
+    browser.driver.back()
+    browser.wait(lambda: shown() == "What is the Moon?")
+    browser.driver.refresh()
+    browser.wait(lambda: shown() == "What is the Moon?")
+    browser.driver.get(sun)
+    browser.wait(lambda: shown() == "What is the Sun?")
+    browser.driver.get(f"http://{daemon.http}/#/c/unknown")
+    browser.wait(lambda: "not in this browser" in browser.text(".notice"))
+    browser.wait(lambda: browser.driver.current_url.endswith("/#chat"))
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("paused", [False, True], ids=["writing", "paused"])
+def test_an_answer_is_resumed_after_a_reload(browser: Browser, daemon: Daemon, paused: bool):
+    browser.start(daemon.http, max_tokens=160, ignore_eos=True)
+    browser.say("Tell a long story.")
+    browser.wait(lambda: browser.text(".answer .markdown"))
+    if paused:
+        browser.press("Pause")
+        browser.wait(lambda: browser.one(".answer[data-phase=paused]"))
+        browser.wait(lambda: any(t.get("request", {}).get("paused") for t in browser.stored()["turns"].values()))
+    browser.driver.refresh()
+    if paused:
+        browser.wait(lambda: browser.one(".answer[data-phase=paused]"))
+        browser.press("Go on")
+    browser.wait_for_end()
+    (answer,) = browser.answers()
+    wire = browser.js("return window.wire")
+    assert [message["type"] for message in wire if message["type"] in ("config", "resume")] == ["resume"]
+    (completion,) = [message for message in wire if message["type"] == "completion"]
+    assert answer["text"] == completion["generated_text"]
+    assert (answer["stats"]["tokens"], "request" in answer) == (160, False)
+    assert browser.js("return sessionStorage.length") == 0
+
+
+def test_an_answer_of_a_closed_tab_is_not_finished_and_can_be_continued(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=160, ignore_eos=True)
+    browser.say("Tell a long story.")
+    browser.wait(lambda: browser.text(".answer .markdown"))
+    browser.wait(lambda: any(turn["text"] for turn in browser.stored()["turns"].values() if "request" in turn))
+    browser.js("sessionStorage.clear()")
+    browser.driver.refresh()
+    browser.wait(lambda: "Not finished" in browser.text(".answer .note"))
+    begun = browser.text(".answer .markdown")
+    browser.press("Continue this answer")
+    browser.wait_for_end()
+    (answer,) = browser.answers()
+    assert browser.text(".answer .markdown").startswith(begun)
     assert answer["stats"]["tokens"] == 160
 
 
@@ -284,7 +412,7 @@ def test_two_tabs_know_of_each_others_conversations(browser: Browser, daemon: Da
     assert len(browser.stored()["turns"]) == len(browser.all(".turn")) == 6
     browser.driver.switch_to.window(second)
     browser.wait(lambda: len(browser.all(".turn")) == 6)
-    browser.js("window.confirm = () => true; document.querySelector('.turn.user [aria-label^=Delete]').click()")
+    browser.js("document.querySelector('.turn.user [aria-label^=Delete]').click()")
     browser.wait(lambda: not browser.all(".turn"))
     assert browser.complaints() == []
     browser.driver.close()
@@ -313,6 +441,25 @@ def test_a_key_is_asked_for_and_ends_with_the_tab(browser: Browser, own_daemon, 
     assert all("401" in complaint for complaint in browser.complaints())
 
 
+def test_what_is_copied_over_plain_http_from_another_machine_is_on_the_clipboard(
+    browser: Browser, own_daemon, tmp_path: Path
+):
+    daemon = own_daemon("--http", "127.0.0.1:0", "--allow-host", "other.test")
+    browser.open(f"other.test:{daemon.http.rpartition(':')[2]}")
+    assert browser.js("return [isSecureContext, navigator.clipboard === undefined]") == [False, True]
+    browser.imports(tmp_path, "```python\nprint(1)\n```\n", marks=[{"at": 15, "values": {"top_p": 0.5}}])
+    copies = {"Copy": "print(1)", "Copy the question": "Why?", "Copy the answer": "```python\nprint(1)"}
+    for name, copied in copies.items():
+        browser.press(name)
+        area = browser.one(".composer textarea")
+        area.clear()
+        area.send_keys(Keys.CONTROL, "v")
+        browser.wait(lambda area=area, copied=copied: area.get_property("value").strip().startswith(copied))
+    browser.wait(lambda: browser.text(".notice") == "Copied.")
+    # The browser says of the page that this machine is another one.
+    assert all("Cross-Origin-Opener-Policy" in complaint for complaint in browser.complaints())
+
+
 # -- what is shown -----------------------------------------------------------------------------------------------
 
 
@@ -336,6 +483,50 @@ def test_it_is_for_everybody(browser: Browser, daemon: Daemon, tmp_path: Path, s
         )
 
 
+def test_what_is_seldom_used_of_an_answer_is_in_its_menu(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=3, ignore_eos=True)
+    browser.say("What is the Moon?")
+    browser.wait_for_end()
+    browser.wait(lambda: browser.one(".answer [aria-label=More]")).click()
+    browser.wait(lambda: browser.driver.switch_to.active_element.text == "Continue this answer")
+    assert browser.violations() == []
+    browser.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+    browser.wait(lambda: browser.driver.switch_to.active_element.accessible_name == "More")
+    figures = browser.one(".answer .figures")
+    assert figures.text.endswith(" tokens/s · 3 written · cut at its length")
+    figures.find_element("css selector", "summary").click()
+    browser.wait(lambda: " of them cached" in figures.text)
+
+
+def test_an_empty_page_has_examples(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=4)
+    example = browser.wait(lambda: browser.one(".examples button"))
+    text = example.text
+    example.click()
+    browser.wait(lambda: browser.one(".composer textarea").get_property("value") == text)
+    browser.press("Send")
+    browser.wait_for_end()
+    assert browser.text(".turn.user .text") == text
+    assert not browser.one(".examples").is_displayed()
+
+
+def test_on_a_phone_what_one_touches_is_large_and_the_head_is_one_row(browser: Browser, daemon: Daemon):
+    with browser.screen(375, 740):
+        browser.start(daemon.http)
+        sizes = browser.js(
+            "return [...document.querySelectorAll('header button, .composer button, .examples button')]"
+            ".filter((b) => b.offsetParent).map((b) => [b.ariaLabel ?? b.textContent, b.offsetWidth, b.offsetHeight])"
+        )
+        assert len(sizes) > 8
+        assert [size for size in sizes if min(size[1:]) < 44] == []
+        assert browser.one("header").size["height"] < 60
+        browser.press("Chat ▾")
+        browser.wait(lambda: browser.one("header nav").is_displayed())
+        browser.driver.find_element("link text", "Compare").click()
+        browser.wait(lambda: browser.one(".compare") and not browser.one("header nav").is_displayed())
+        assert browser.violations() == []
+
+
 def test_on_a_phone_one_drawer_is_open_at_a_time(browser: Browser, daemon: Daemon):
     with browser.screen(320, 640):
         browser.open(daemon.http)
@@ -352,10 +543,11 @@ def test_what_is_loaded_before_one_writes_is_small(browser: Browser, daemon: Dae
     browser.wait(lambda: browser.one(".composer textarea"))
     sizes = browser.js(
         "return performance.getEntriesByType('resource').filter((e) => e.name.includes('/page/'))"
-        ".concat(performance.getEntriesByType('navigation')).map((e) => [e.name, e.decodedBodySize])"
+        ".concat(performance.getEntriesByType('navigation')).map((e) => [e.name, e.encodedBodySize])"
     )
     assert len(sizes) > 10
-    assert sum(size for _, size in sizes) < 100_000, sizes
+    # As it is sent: compressed.
+    assert sum(size for _, size in sizes) < 45_000, sizes
 
 
 HOSTILE = [
@@ -366,6 +558,8 @@ HOSTILE = [
     "```<script>\n</code></pre><script>window.hacked = 1</script>\n",
     "| <b> | <script> |\n|---|---|\n| </table><script>window.hacked = 1</script> | x |",
     '<tool_call>\n{"name": "<img src=x onerror=alert(1)>"}\n</tool_call>',
+    "<br onclick=x> <BR/> &lt;br&gt;",
+    '&lt;script&gt;window.hacked = 1&lt;/script&gt; <javascript:alert(1)> <https://ok.example/"onclick=x>',
     "\u001b[31mred\u001b[0m \u202egnp.exe\u202c \u2066hidden\u2069 \u0000 \u0007",
 ]
 """What a model may be made to say."""
@@ -387,6 +581,16 @@ ENDLESS = [
     "1. ",
     "\n",
     "[a](http://b",
+    "\\(",
+    "\\[",
+    "\\[\n",
+    "$$\n",
+    "$a",
+    "&",
+    "<https://a",
+    "a\n--\n",
+    "    a\n",
+    "\\begin{align}\n",
 ]
 DRAW = """
 const { AnswerText } = await import("/page/answers/answer_text.js");
@@ -411,12 +615,19 @@ const found = {
 node.remove();
 return found;
 """
-TAGS = {*("p", "h3", "h4", "h5", "h6", "hr", "ul", "ol", "li", "blockquote", "strong", "em", "del", "a", "code"), "pre"}
+TAGS = {
+    *("p", "h3", "h4", "h5", "h6", "hr", "ul", "ol", "li", "blockquote", "strong", "em", "del", "a", "code"),
+    "pre",
+    "br",
+}
 TAGS |= {
     *("figure", "figcaption", "span", "button", "details", "summary", "div", "table", "thead", "tbody", "tr", "th")
 }
 TAGS |= {"td"}
-ATTRIBUTES = {*("dir", "class", "type", "tabindex", "role", "aria-label", "start", "data-copy", "data-token"), "href"}
+ATTRIBUTES = {
+    *("dir", "class", "type", "tabindex", "role", "aria-label", "start", "data-language", "data-token"),
+    "href",
+}
 ATTRIBUTES |= {"title", "target", "rel"}
 
 
@@ -455,6 +666,12 @@ def test_text_that_grows_is_drawn_as_if_it_came_at_once(browser: Browser, daemon
         ("- a\n\n  b\n- [x] c", None),
         ("a\nb", '<p dir="auto">a\nb</p>'),
         ("~~~\n```\n~~~\nafter", None),
+        (
+            "a<br>b &amp; &#60;i> &bogus; &valueOf;",
+            '<p dir="auto">a<br>b &amp; &lt;i&gt; &amp;bogus; &amp;valueOf;</p>',
+        ),
+        ("Title\n=====\n\nSub\n---\nrest", '<h3 dir="auto">Title</h3><h4 dir="auto">Sub</h4><p dir="auto">rest</p>'),
+        ("costs $5 or $6, or 7$", '<p dir="auto">costs $5 or $6, or 7$</p>'),
         ("#no heading\n\n####### none", '<p dir="auto">#no heading</p><p dir="auto">####### none</p>'),
     ],
 )
@@ -467,6 +684,52 @@ def test_markdown(browser: Browser, daemon: Daemon, text: str, html: str | None)
         assert found["tags"] == ["ul", "li", "p", "span"]
     else:
         assert (found["tags"][0], found["tags"][-1], found["text"]) == ("figure", "p", "codeCopy```after")
+
+
+def test_indented_code_and_an_address_in_brackets(browser: Browser, daemon: Daemon):
+    browser.open(daemon.http)
+    found = browser.module(DRAW, "So:\n\n    if a:\n\n        b\n\n<https://ok.example/x> <me@ok.example>", False, 1)
+    assert found["text"] == "So:codeCopyif a:\n\n    bhttps://ok.example/x me@ok.example"
+    assert found["addresses"] == ["https://ok.example/x", "mailto:me@ok.example"]
+
+
+def test_formulas_are_set_and_code_has_its_colours(browser: Browser, daemon: Daemon, tmp_path: Path):
+    browser.start(daemon.http)
+    requests = "return performance.getEntriesByType('resource').filter((e) => e.name.includes('/vendor/')).length"
+    assert browser.js(requests) == 0
+    formulas = "\\( \\alpha \\) and\n\n$$\\frac{1}{2}$$\n\n\\[\n- a\n+ b\n\\].\n\n\\[\\undefined\\]\n\n"
+    text = formulas + "```python\ndef f():\n    return 'x'\n```\n"
+    browser.imports(tmp_path, text)
+    browser.wait(lambda: len(browser.all(".answer .katex")) == 3)
+    sources = "return [...document.querySelectorAll('.katex annotation')].map((e) => e.textContent.trim())"
+    assert browser.js(sources) == ["\\alpha", "\\frac{1}{2}", "- a\n+ b\n."]
+    assert browser.one(".answer div.math .katex-display")
+    # What is no formula stands as it was written.
+    assert "\\[\\undefined\\]" in browser.text(".answer .markdown")
+    browser.wait(lambda: browser.js("return document.fonts.check('1rem KaTeX_Math')"))
+    pieces = """
+      const ranges = [...(CSS.highlights.get(arguments[0]) ?? [])];
+      return ranges.map((r) => r.startContainer.data.slice(r.startOffset, r.endOffset));
+    """
+    browser.wait(lambda: browser.js(pieces, "code-keyword") == ["def", "return"])
+    assert browser.js(pieces, "code-string") == ["'x'"]
+    # Who walks through the tokens sees each as it was written.
+    browser.js("document.querySelector('#probabilities').click()")
+    browser.wait(lambda: not browser.one(".answer .katex") and "\\( \\alpha \\)" in browser.text(".answer .markdown"))
+    browser.js("document.querySelector('#probabilities').click()")
+    assert browser.complaints() == []
+
+
+def test_no_formula_acts_or_takes_its_time(browser: Browser, daemon: Daemon, tmp_path: Path):
+    browser.start(daemon.http)
+    deep = "\\frac{1}{" * 300 + "2" + "}" * 300
+    endless = "\\def\\a{\\a\\a}\\a"
+    acts = "\\href{javascript:alert(1)}{x} \\includegraphics{https://evil.example/x.png}"
+    browser.imports(tmp_path, f"$x$\n\n\\({acts}\\)\n\n\\({endless}\\)\n\n\\[{deep}\\]\n")
+    browser.wait(lambda: browser.one(".answer .katex"))
+    assert browser.all(".answer a") == browser.all(".answer img") == []
+    assert endless in browser.text(".answer .markdown")
+    assert browser.complaints() == []
 
 
 def test_tokens_and_marks_of_a_file_that_are_nowhere_are_left_out(browser: Browser, daemon: Daemon, tmp_path: Path):

@@ -58,7 +58,7 @@ def answers(browser: Browser) -> list[str]:
 
 def wait_for_end(browser: Browser) -> None:
     browser.wait(lambda: not browser.one("[aria-busy=true]") and all(answers(browser)))
-    browser.wait(lambda: len(browser.all(".column .figures:not(:empty)")) == len(browser.all(".column")))
+    browser.wait(lambda: len(browser.all(".column .figures:not([hidden])")) == len(browser.all(".column")))
 
 
 # -- the API -----------------------------------------------------------------------------------------------------
@@ -202,10 +202,10 @@ def test_one_question_is_answered_side_by_side(browser: Browser, daemon: Daemon)
     wait_for_end(browser)
     short, long = answers(browser)
     assert long.startswith(short.strip())
-    figures = [one.text for one in browser.all(".column .figures")]
+    figures = [one.get_property("textContent") for one in browser.all(".column .figures")]
     for words in ("first token in ", " tokens/s", " prompt tokens, ", " of them cached", "16 written", "cut at its"):
         assert words in figures[0]
-    assert [one.text for one in browser.all(".column summary")] == [
+    assert [one.text for one in browser.all(".setup summary")] == [
         "Temperature 0 · Length 16",
         "Temperature 0 · Length 32",
     ]
@@ -232,7 +232,7 @@ def test_a_setting_stays_in_its_range(browser: Browser, daemon: Daemon, typed: s
     open_compare(browser, daemon.http)
     choose(browser, 1, "Temperature", typed)
     assert browser.one(".numbers input").get_property("value") == holds
-    browser.wait(lambda: browser.text(".column summary") == f"Temperature {holds}")
+    browser.wait(lambda: browser.text(".setup summary") == f"Temperature {holds}")
 
 
 def test_an_answer_from_before_is_kept_beside_new_ones(browser: Browser, daemon: Daemon):
@@ -249,7 +249,7 @@ def test_an_answer_from_before_is_kept_beside_new_ones(browser: Browser, daemon:
     wait_for_end(browser)
     assert answers(browser)[0] == before[0]
     # Its settings are those that it was written by.
-    assert browser.text(".column summary") == "Temperature 0 · Length 16"
+    assert browser.text(".setup summary") == "Temperature 0 · Length 16"
 
 
 def test_a_setting_acts_on_the_running_answer(browser: Browser, daemon: Daemon):
@@ -270,13 +270,16 @@ def test_models_are_compared(browser: Browser, own_daemon, tmp_path: Path):
     daemon = own_daemon("--http", "127.0.0.1:0", "--models-dir", str(tmp_path), "--model", "twin")
     open_compare(browser, daemon.http, Temperature=0, Length=16)
     browser.wait(lambda: len(browser.all(".column option")) == 4)
-    browser.all(".column summary")[1].click()
+    browser.all(".setup summary")[1].click()
     Select(browser.all(".column select")[1]).select_by_value("other")
     browser.one(".asking textarea").send_keys("What is the Moon?", Keys.ENTER)
     wait_for_end(browser)
-    summaries = [one.text for one in browser.all(".column summary")]
+    summaries = [one.text for one in browser.all(".setup summary")]
     assert summaries == [f"{name} · Temperature 0 · Length 16" for name in ("twin", "other")]
-    assert [one.text.split(" · ")[-1] for one in browser.all(".column .figures")] == ["twin", "other"]
+    assert [one.get_property("textContent").split(" · ")[-1] for one in browser.all(".column .figures")] == [
+        "twin",
+        "other",
+    ]
     one, other = answers(browser)
     assert one == other
 
@@ -315,7 +318,7 @@ def test_they_are_for_everybody(browser: Browser, daemon: Daemon, scheme: str, w
         check()
         open_compare(browser, daemon.http, Temperature=0, Length=16)
         browser.one(".asking textarea").send_keys("What is the Moon?")
-        browser.one(".column summary").send_keys(Keys.ENTER)
+        browser.one(".setup summary").send_keys(Keys.ENTER)
         browser.press("Ask all")
         wait_for_end(browser)
         check()

@@ -26,6 +26,8 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
     # A camera with a test card and a microphone with beeps, which are there for whoever asks.
     *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
+    # Another machine, as far as the browser knows: what it gives only to secure pages isn't there.
+    "--host-resolver-rules=MAP other.test 127.0.0.1",
 )
 WAIT_S = 60
 DEFAULTS = {"temperature": 0, "top_p": 0.95, "min_p": 0.05, "max_tokens": 64}
@@ -103,11 +105,14 @@ class Browser:
         return self.js("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
 
     def press(self, name: str) -> None:
-        """Click the button with this name that can be clicked."""
-        script = (
-            "return [...document.querySelectorAll('button')].find((b) => b.offsetParent && !b.disabled &&"
-            " (b.getAttribute('aria-label') ?? b.textContent).trim() === arguments[0])"
-        )
+        """Click the button with this name that can be clicked, in a menu too."""
+        script = """
+            const named = [...document.querySelectorAll("button")].filter((b) => !b.disabled &&
+              (b.getAttribute("aria-label") ?? b.textContent).trim() === arguments[0]);
+            const shown = named.find((b) => b.offsetParent) ?? named.find((b) => b.closest(".menu"));
+            if (shown && !shown.offsetParent) shown.closest(".menu").showPopover();
+            return shown;
+        """
 
         def pressed() -> bool:
             button = self.js(script, name)
@@ -127,7 +132,7 @@ class Browser:
         """Open the page anew, with these settings instead of the page's own: greedy, unless they say otherwise."""
         self.open(http)
         preset = [{"name": "of the test", "system": "", "settings": DEFAULTS | settings}]
-        self.js("localStorage.setItem('umaserve.presets', arguments[0])", json.dumps(preset))
+        self.js("localStorage.clear(); localStorage.setItem('umaserve.presets', arguments[0])", json.dumps(preset))
         self.driver.refresh()
         self.wait(lambda: self.one("#preset option:last-child"))
         self.set("#preset", "of the test", "change")

@@ -64,6 +64,10 @@ class Conversation:
         """The connection is lost, without a goodbye."""
         self._ws.socket.shutdown(socket.SHUT_RDWR)
 
+    def go_away(self) -> None:
+        """Close as a browser does when it leaves the page."""
+        self._ws.close(1001)
+
     def rest(self) -> tuple[list[dict], int]:
         """The messages up to the server's goodbye, and its close code."""
         messages = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gzip
 import hashlib
 from dataclasses import dataclass
 from importlib import resources
@@ -13,7 +15,9 @@ _TYPES = {
     "css": "text/css; charset=utf-8",
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
+    "mjs": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
+    "woff2": "font/woff2",
 }
 # Nothing but our own files acts in the page, whatever a model writes.
 _POLICY = "; ".join(
@@ -23,6 +27,7 @@ _POLICY = "; ".join(
         "style-src 'self'",
         "connect-src 'self'",
         "img-src 'self' blob: data:",
+        "font-src 'self'",
         "media-src blob:",
         "base-uri 'none'",
         "form-action 'none'",
@@ -40,11 +45,16 @@ _HEADERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _File:
     body: bytes
     headers: Headers
     etag: str
+
+    @functools.cached_property
+    def compressed(self) -> bytes:
+        """The body in gzip's format: made when the first browser asks, which takes 40 ms of a megabyte."""
+        return gzip.compress(self.body, mtime=0)
 
 
 def _read(folder: Traversable, prefix: str = "") -> dict[str, _File]:
@@ -56,7 +66,8 @@ def _read(folder: Traversable, prefix: str = "") -> dict[str, _File]:
         elif content_type := _TYPES.get(entry.name.rpartition(".")[2]):
             body = entry.read_bytes()
             etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-            files[prefix + entry.name] = _File(body, [("Content-Type", content_type), ("ETag", etag), *_HEADERS], etag)
+            headers = [("Content-Type", content_type), ("ETag", f"W/{etag}"), ("Vary", "Accept-Encoding"), *_HEADERS]
+            files[prefix + entry.name] = _File(body, headers, etag)
     return files
 
 
@@ -87,11 +98,18 @@ def _reply(found: _File, request: Request) -> tuple[int, Headers, bytes]:
     known = {tag.removeprefix("W/") for tag in request.header_items("if-none-match")}
     if found.etag in known or "*" in known:
         return 304, found.headers, b""
-    return 200, found.headers, found.body
+    if _quality_of(request, "gzip") == 0.0 or dict(found.headers)["Content-Type"] == _TYPES["woff2"]:
+        return 200, found.headers, found.body
+    return 200, [*found.headers, ("Content-Encoding", "gzip")], found.compressed
+
+
+def _quality_of(request: Request, coding: str) -> float:
+    """What ``Accept-Encoding`` says of a coding; 0 where it does not name it."""
+    return dict(map(_quality, request.header_items("accept-encoding"))).get(coding, 0.0)
 
 
 def _quality(item: str) -> tuple[str, float]:
-    """An item of ``Accept``: its media type, and its quality (RFC 9110, section 12.4.2)."""
+    """An item of ``Accept`` or its like: what it names, and its quality (RFC 9110, section 12.4.2)."""
     media_type, *parameters = (part.strip().lower() for part in item.split(";"))
     quality = next((part[2:] for part in parameters if part.startswith("q=")), "1")
     try:

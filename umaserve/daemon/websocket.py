@@ -73,13 +73,16 @@ class WebSocketConnection(Connection):
             self._codec.explain(self._dialect.fail(self._codec.mistake).payload)
         self.channel.write(self._codec.take_output())
         if self._codec.closed:
-            self._part(lost=self._codec.state is State.LOST)
+            # Browsers close so when a page is left or loaded again: it may want to go on.
+            went_away = self._codec.close_code == CloseCode.GOING_AWAY
+            self._part(lost=self._codec.state is State.LOST or went_away)
             self.channel.close()
         elif self._codec.more and not self._backlog.waiting:
             self._backlog.continue_later()
 
     def _part(self, *, lost: bool) -> None:
-        """The connection ends; ``lost``: without a close frame. May be called more than once."""
+        """The connection ends; ``lost``: without a close frame, or by a client that goes away. May be called more
+        than once."""
         self._abandon()
 
     # -- requests ------------------------------------------------------------------------------------------------

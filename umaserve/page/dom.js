@@ -35,6 +35,7 @@ const ICONS = {
   go_on: "M5 6l7 6-7 6zM13 6l7 6-7 6z",
   list: "M4 7h16M4 12h16M4 17h16",
   microphone: "M12 3a3 3 0 0 1 3 3v5a3 3 0 0 1-6 0V6a3 3 0 0 1 3-3zM5 11a7 7 0 0 0 14 0M12 18v3",
+  more: "M5 12h.01M12 12h.01M19 12h.01",
   next: "M9 6l6 6-6 6",
   pause: "M8 5v14M16 5v14",
   picture: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15 9h.01",
@@ -59,6 +60,28 @@ export function icon(name) {
 /** A button that shows an icon only. `label` is its name, for screen readers and as a tooltip. */
 export function iconButton(name, label, onclick, props = {}) {
   return h("button.icon", { "aria-label": label, title: label, onclick, ...props }, icon(name));
+}
+
+/** What lies over the page goes beside `element`, and within the window. */
+export function placeBeside(over, element) {
+  const { left, bottom } = element.getBoundingClientRect();
+  over.style.left = `${Math.max(8, Math.min(left, innerWidth - over.offsetWidth - 8))}px`;
+  over.style.top = `${Math.max(8, Math.min(bottom + 4, innerHeight - over.offsetHeight - 8))}px`;
+}
+
+/** A button that opens a list of others; these are {name, label, act, disabled}, `name` that of an icon. */
+export function menuButton(label, items) {
+  const list = h("div.over.menu", { popover: "auto", role: "group", "aria-label": label }, items.map(({ name, label: title, act, disabled }) => {
+    const onclick = () => (list.hidePopover(), act());
+    return h("button", { onclick, disabled }, icon(name), title);
+  }));
+  const button = iconButton("more", label, null, { popoverTargetElement: list });
+  list.addEventListener("toggle", ({ newState }) => {
+    if (newState !== "open") return;
+    placeBeside(list, button);
+    list.querySelector("button:enabled")?.focus();
+  });
+  return h("span.more", {}, button, list);
 }
 
 /** A field for a text of several lines. Enter sends it, Shift+Enter breaks the line. */
@@ -88,6 +111,19 @@ export function saveFile(blob, name) {
   const url = URL.createObjectURL(blob);
   h("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+/** Puts a text on the clipboard; whether that worked. To pages over plain http browsers give no navigator.clipboard. */
+export async function copyText(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
+  const focused = document.activeElement;
+  const area = h("textarea.hidden", { value: text });
+  document.body.append(area);
+  area.select();
+  const copied = document.execCommand("copy");
+  area.remove();
+  focused.focus();
+  return copied;
 }
 
 /** As `fill`. If what has the focus goes, the button in its place gets it, else the first one, or `otherwise`. */

@@ -9,12 +9,14 @@ const store = createStore({ view: null, models: [], limits: {}, voices: null, pr
 const api = createApi(sessionStorage, askForKey);
 const bar = { start: h("div.row"), end: h("div.row") };
 const root = h("div.view");
-const app = { store, api, bar, storage: localStorage, refreshModels };
-const links = VIEWS.map(({ name, title, href }) => h("a", { href, "data-view": name }, title));
+const app = { store, api, bar, storage: localStorage, refreshModels, place };
+const links = VIEWS.map(({ name, title, href }) => h("a", { href, "data-view": name, onclick: follow }, title));
 const problem = h("p.problem", { role: "alert" });
 const brand = h("h1", {}, "umaserve");
-const nav = h("nav", { "aria-label": "Views", hidden: VIEWS.length < 2 }, links);
-const header = h("header", {}, bar.start, brand, nav, bar.end);
+const nav = h("nav", { id: "views", "aria-label": "Views" }, links);
+/** On a phone there is room for the name of one. */
+const chooser = h("button.quiet.views", { "aria-controls": "views", onclick: () => unfold(!nav.classList.contains("open")) });
+const header = h("header", {}, bar.start, brand, chooser, nav, bar.end);
 
 const key = h("input", { type: "password", id: "key", autocomplete: "off", required: true });
 const ASKED = "This server asks for an API key. It stays in this tab, and is forgotten when that is closed.";
@@ -30,7 +32,7 @@ let retry = 0;
 let leaving = new AbortController();
 
 async function show() {
-  // A path of its own leaves the hash to the view.
+  // A path of its own leaves the hash to the view, and so does a hash that names none: the chat's.
   const name = location.pathname.replaceAll("/", "") || location.hash.slice(1);
   const view = VIEWS.find((each) => each.name === name) ?? VIEWS[0];
   if (store.state.view === view.name) return;
@@ -46,6 +48,28 @@ async function show() {
     store.update((state) => Object.assign(state, { view: null, problem: "The server can't be reached." }));
     tryAgain();
   }
+}
+
+function unfold(open) {
+  nav.classList.toggle("open", open);
+  chooser.ariaExpanded = String(open);
+}
+
+/** Without loading the page again: what a view has begun goes on. */
+function follow(event) {
+  if (event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+  event.preventDefault();
+  unfold(false);
+  if (this.href === location.href) return;
+  history.pushState(null, "", this.href);
+  show();
+}
+
+/** Makes `href` the address of the view that is shown, and what its link leads to; `replaces` the one before it. */
+function place(href, replaces) {
+  const link = links.find((each) => each.dataset.view === store.state.view);
+  link.href = href;
+  if (link.href !== location.href) history[replaces ? "replaceState" : "pushState"](null, "", href);
 }
 
 /** What has failed, in a while: the server may be back. */
@@ -83,11 +107,14 @@ async function useKey() {
 
 store.subscribe((state) => {
   for (const link of links) {
-    if (link.dataset.view === state.view) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.dataset.view === state.view) {
+      link.setAttribute("aria-current", "page");
+      chooser.textContent = `${link.textContent} ▾`;
+    } else link.removeAttribute("aria-current");
   }
   problem.textContent = state.problem;
 });
 document.body.replaceChildren(header, problem, root, asking);
-addEventListener("hashchange", show);
+unfold(false);
+addEventListener("popstate", show);
 await Promise.all([show(), refreshModels()]);

@@ -32,6 +32,7 @@ export function errorWords({ error, recovery_action: action, message = "", retry
 
 const ENDS = {
   stop: "finished",
+  edited: "edited",
   length: "cut at its length",
   cancelled: "stopped",
   content_filter: "ended by the content filter",
@@ -45,16 +46,23 @@ export function statusWords({ operation, progress, position, eta_seconds: eta })
   return "";
 }
 
-/** The line under an answer. */
+/** The line under an answer, and what it unfolds to. */
 export function figuresOf({ stats, end, model }, running) {
-  if (!stats?.tokens) return "";
-  const parts = [`first token in ${seconds(stats.firstMs)}`];
-  if (stats.perSecond) parts.push(`${stats.perSecond.toFixed(1)} tokens/s`);
-  if (stats.prompt) parts.push(`${stats.prompt} prompt tokens, ${stats.cached} of them cached`);
-  parts.push(`${stats.tokens} written`);
-  if (!running && end) parts.push(ENDS[end] ?? end);
-  if (!running && model) parts.push(model);
-  return parts.join(" · ");
+  if (!stats?.tokens) return ["", ""];
+  const line = [`${stats.tokens} written`];
+  if (stats.perSecond) line.unshift(`${stats.perSecond.toFixed(1)} tokens/s`);
+  if (!running && end && end !== "stop") line.push(ENDS[end] ?? end);
+  const rest = [`first token in ${seconds(stats.firstMs)}`];
+  if (stats.prompt) rest.push(`${stats.prompt} prompt tokens, ${stats.cached} of them cached`);
+  if (!running && end === "stop") rest.push(ENDS.stop);
+  if (model) rest.push(model);
+  return [line.join(" · "), rest.join(" · ")];
+}
+
+/** A model's name without its folder, its ending and its kind of weights; whole where another one would be called the same. */
+export function shortName(id, all) {
+  const brief = (name) => name.replace(/^.*\//, "").replace(/\.gguf$/i, "").replace(/[-._](?:I?Q\d\w*|B?F16|F32|MXFP4)$/i, "");
+  return all.filter((other) => brief(other) === brief(id)).length > 1 ? id : brief(id) || id;
 }
 
 export function seconds(ms) {

@@ -1,6 +1,8 @@
 // An answer's text as it grows: finished blocks stay as they are, only the last one is drawn again.
 
 import { parseBlocks } from "../markdown/blocks.js";
+import { colourCode } from "../markdown/colours.js";
+import { setFormulas } from "../markdown/formulas.js";
 import { renderBlock } from "../markdown/render.js";
 import { h } from "../dom.js";
 import { titleOf } from "./settings.js";
@@ -35,6 +37,10 @@ export class AnswerText {
       const node = renderBlock(block, painter(answer, before, block.end, shaded));
       this.#drawn.push({ block, node });
       this.#node.append(node);
+      // Tokens are shown as they were written.
+      if (!shaded) setFormulas(node);
+      // Once all of it is in the page.
+      queueMicrotask(() => colourCode(node));
     }
   }
 }

@@ -3,6 +3,7 @@
 import { h, write } from "../dom.js";
 import { figuresOf } from "../words.js";
 
+const UNFINISHED = "Not finished. Unless another tab is writing it, continue it, or ask again.";
 const PHASES = { waiting: "Reading the question…", writing: "", paused: "Paused.", lost: "" };
 
 /** For `node`, which shows that the answer is being written; `text` is to be drawn into by an `AnswerText`. */
@@ -11,7 +12,8 @@ export function answerView(node) {
   const folded = h("details.thoughts", {}, h("summary", {}, "Thoughts"), thoughts);
   const text = h("div.text.markdown");
   const note = h("p.note", { role: "status" });
-  const figures = h("p.figures");
+  const [line, rest] = [h("summary"), h("p")];
+  const figures = h("details.figures", {}, line, rest);
   node.append(text, note, figures);
 
   /** `run` is {phase, note} while it is being written, else null. */
@@ -21,8 +23,12 @@ export function answerView(node) {
     if (!answer.thoughts) folded.remove();
     else if (!folded.isConnected) text.before(folded);
     write(thoughts, answer.thoughts);
-    write(note, run ? run.note || PHASES[run.phase] : (answer.error ?? ""));
-    write(figures, figuresOf(answer, run !== null));
+    const left = answer.error ?? (answer.request ? UNFINISHED : "");
+    write(note, run ? run.note || PHASES[run.phase] : left);
+    const [brief, more] = figuresOf(answer, run !== null);
+    figures.hidden = brief === "";
+    write(line, brief);
+    write(rest, more);
   }
 
   return { text, show };

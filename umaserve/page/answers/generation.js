@@ -9,17 +9,17 @@ const SILENT_MS = 15_000;
 const TOGETHER_MS = 30;
 
 /**
- * Starts one, to be steered by pause(), resume(), modify(parameters) and stop(). `on` has what is called meanwhile:
+ * Starts one by its `first` message, config or resume, to be steered by pause(), resume(), modify(parameters) and stop().
+ * `on` has what is called meanwhile:
  *   accepted(message), status(message), token(message): the contract's messages init, status and token;
  *   steered("pause" | "resume" | "modify", parameters): it holds from the next token on;
  *   refused(message): a change was refused, the generation goes on;
  *   lost(), found(): the connection was lost, and is there again;
  *   done(completion) or failed(error): the end, once.
  */
-export function generate(api, config, on) {
+export function generate(api, first, on) {
   let socket = null;
-  let id = null;
-  let position = 0;
+  let { request_id: id = null, position = 0 } = first;
   let [ended, stopped, paused] = [false, false, false];
   let [lostAt, tries] = [0, 0];
   let [retry, silence] = [0, 0];
@@ -44,10 +44,10 @@ export function generate(api, config, on) {
     if (!paused) silence = setTimeout(reconnect, SILENT_MS);
   }
 
-  function connect(first) {
+  function connect(message) {
     const opened = api.socket("/generate");
     socket = opened;
-    opened.onopen = () => opened.send(JSON.stringify(first));
+    opened.onopen = () => opened.send(JSON.stringify(message));
     opened.onmessage = ({ data }) => opened === socket && receive(JSON.parse(data));
     opened.onclose = () => opened === socket && !ended && reconnect();
   }
@@ -125,11 +125,12 @@ export function generate(api, config, on) {
     tell();
   }
 
-  connect({ type: "config", ...config });
+  connect(first);
   return {
     pause: () => control("pause"),
     resume: () => control("resume"),
     modify(parameters) {
+      if (Object.keys(parameters).length === 0) return;
       if (wanted === null) setTimeout(sendModify, TOGETHER_MS);
       wanted = { ...wanted, ...parameters };
     },

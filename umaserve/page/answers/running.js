@@ -3,29 +3,36 @@
 import { generate } from "./generation.js";
 import { errorWords, statusWords } from "../words.js";
 import { messages } from "./conversation.js";
+import { asAsked } from "./settings.js";
 
 const ALTERNATIVES = 6;
 
 /**
- * Goes on with `answer` to its end. `change(f)` applies f to the state's run and then shows the answer again; `ended` is
- * called last. Returns the generation, to be steered.
+ * Goes on with `answer` to its end, and with its `request` where that was begun before the page was loaded again.
+ * `change(f)` applies f to the state's run and then shows the answer again; `ended` is called last. Returns the
+ * generation, to be steered.
  */
 export function runAnswer({ api, conversation, answer, contents, settings, probabilities, change, ended }) {
   const now = () => performance.now();
   const asked = now();
-  let written = 0;
+  const { tokens = 0, perSecond } = (answer.request && answer.stats) ?? {};
+  let written = perSecond ? ((tokens - 1) * 1000) / perSecond : 0;
   let lastAt = 0;
-  const config = {
+  const { parameters, options } = asAsked(settings);
+  const first = answer.request ? { type: "resume", request_id: answer.request.id, position: answer.request.position } : {
+    type: "config",
     model: conversation.model || undefined,
     prompt: messages(conversation, answer, contents),
-    parameters: settings,
-    options: { include_generated_text: false, reasoning: "separate", include_logprobs: probabilities && ALTERNATIVES },
+    parameters,
+    options: { ...options, include_generated_text: false, reasoning: "separate", include_logprobs: probabilities && ALTERNATIVES },
   };
-  if (answer.settings) mark(answer, settings);
-  else answer.settings = { ...settings };
-  answer.stats = { tokens: 0 };
-  delete answer.end;
-  delete answer.error;
+  if (!answer.request) {
+    if (answer.settings) mark(answer, settings);
+    else answer.settings = { ...settings };
+    Object.assign(answer, { stats: { tokens: 0 }, request: { id: null, position: 0, paused: false } });
+    delete answer.end;
+    delete answer.error;
+  }
 
   function figures(token) {
     const { stats } = answer;
@@ -37,11 +44,14 @@ export function runAnswer({ api, conversation, answer, contents, settings, proba
     if (written > 0) stats.perSecond = ((stats.tokens - 1) * 1000) / written;
     if (token.reasoning) answer.thoughts += token.reasoning;
     if (token.token) addText(answer, token);
+    answer.request.position = token.position + 1;
   }
 
-  return generate(api, config, {
-    accepted: ({ model }) => change((run) => {
+  return generate(api, first, {
+    accepted: ({ model, model_info: info, request_id: id }) => change((run) => {
+      answer.stats.context = info?.max_tokens;
       answer.model = model;
+      answer.request.id = id;
       run.note = "";
     }),
     status: (message) => change((run) => (run.note = statusWords(message))),
@@ -53,11 +63,13 @@ export function runAnswer({ api, conversation, answer, contents, settings, proba
       if (operation === "pause") run.phase = "paused";
       else if (operation === "resume") run.phase = "writing";
       else mark(answer, parameters);
-      if (operation !== "modify") lastAt = 0;
+      if (operation === "modify") return;
+      answer.request.paused = operation === "pause";
+      lastAt = 0;
     }),
     refused: (error) => change((run) => (run.note = errorWords(error))),
     lost: () => change((run) => {
-      run.before = run.phase;
+      if (run.phase !== "lost") run.before = run.phase;
       run.phase = "lost";
       run.note = "The connection was lost. Trying again…";
       lastAt = 0;
@@ -67,11 +79,13 @@ export function runAnswer({ api, conversation, answer, contents, settings, proba
       run.note = "Reconnected.";
     }),
     done: ({ finish_reason: end, usage }) => {
+      delete answer.request;
       answer.end = end;
       if (usage) Object.assign(answer.stats, { prompt: usage.prompt_tokens, cached: usage.prefix_reused_tokens });
       ended();
     },
     failed: (error) => {
+      delete answer.request;
       answer.error = errorWords(error);
       ended();
     },

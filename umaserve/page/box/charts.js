@@ -12,13 +12,13 @@ const HOLE_S = 3;
 const SIDE = 100;
 
 const CHARTS = [
-  { title: "Tokens per second", value: (f) => f.tokens_per_s, words: (v) => v.toFixed(1) },
-  { title: "Gap of tokens, p95", value: (f) => f.gap_ms_p95, limit: (f) => f.target_gap_ms, limitName: "target", words: milliseconds },
-  { title: "Waiting requests", value: (f) => f.waiting, words: count, note: (f) => `${count(f.running)} running` },
-  { title: "KV cells in use", value: (f) => f.kv_cells_used, limit: (f) => f.kv_cells_total, limitName: "of", words: count, note: (f) => `${count(f.kv_cells_cached)} cached` },
-  { title: "Memory", value: (f) => f.memory_bytes, words: bytes, note: (f) => `${bytes(f.available_bytes)} left on the box` },
-  { title: "Compute threads", value: (f) => f.threads, words: count, note: (f) => threadWords(f.threads_reason) },
-  { title: "Crashes of engines", value: (f) => f.crashes, words: count },
+  { title: "Tokens per second", about: "of all answers together", value: (f) => f.tokens_per_s, words: (v) => v.toFixed(1) },
+  { title: "Gap of tokens, p95", about: "how long readers wait for the next token, at worst in 19 of 20 cases", value: (f) => f.gap_ms_p95, limit: (f) => f.target_gap_ms, limitName: "target", words: milliseconds },
+  { title: "Waiting requests", about: "for a slot or for memory; if some always wait, the box is too small", value: (f) => f.waiting, words: count, note: (f) => `${count(f.running)} running` },
+  { title: "KV cells in use", about: "tokens that running answers remember; where all are in use, answers take turns", value: (f) => f.kv_cells_used, limit: (f) => f.kv_cells_total, limitName: "of", words: count, note: (f) => `${count(f.kv_cells_cached)} cached` },
+  { title: "Memory", about: "of the daemon and its models", value: (f) => f.memory_bytes, words: bytes, note: (f) => `${bytes(f.available_bytes)} left on the box` },
+  { title: "Compute threads", about: "cores that compute; fewer while other programs need some", value: (f) => f.threads, words: count, note: (f) => threadWords(f.threads_reason) },
+  { title: "Crashes of engines", about: "each was started anew, and its answers went on", value: (f) => f.crashes, words: count },
 ];
 
 /** What came so far, also of an earlier visit: [seconds, figures], the oldest first. */
@@ -40,8 +40,9 @@ export function charts() {
   };
 }
 
-function chart({ title, value, words, limit, limitName, note }) {
+function chart({ title, about, value, words, limit, limitName, note }) {
   const now = h("strong");
+  const purpose = h("p.hint", {}, about);
   const summary = h("p.hint");
   const line = h("path");
   const target = h("path.target");
@@ -49,7 +50,7 @@ function chart({ title, value, words, limit, limitName, note }) {
   const drawing = h("svg", stretched, line, target);
 
   return {
-    node: h("figure", {}, h("figcaption", {}, h("span", {}, title), now), drawing, summary),
+    node: h("figure", {}, h("figcaption", {}, h("span", {}, title), now), purpose, drawing, summary),
     show(at, latest) {
       const points = history.map(([when, figures]) => [when, value(figures)]);
       const known = points.map(([, y]) => y).filter((y) => y !== null);

@@ -1,50 +1,67 @@
 // All that one can do in the chat. Only these change its state.
 
 import { addTurn, beginning, branches, newConversation, path, removeTurn, ROOT, upTo } from "../answers/conversation.js";
-import { defaults, presets, savePreset } from "../answers/settings.js";
+import { asAsked, defaults, presets, savePreset } from "../answers/settings.js";
+import { copyText } from "../dom.js";
 import { errorWords } from "../words.js";
+import { keeper } from "./kept.js";
+import { removal } from "./removal.js";
 
 const SAVE_MS = 3000;
+/** A slider moves faster than anything need be kept. */
+const SETTLED_MS = 300;
 const NOTICE_MS = 8000;
+/** Which answer this tab writes, for when it is loaded again: another tab's answers are left to that. */
+const WRITING = "umaserve.writing";
 
 /** The chat's state. `run` is the answer being written: {conversation, answer, phase, note}, from character `from` on. */
-export function chatState(wide) {
+export function chatState(wide, storage) {
+  const kept = keeper(storage);
+  const { model, system, settings } = kept.beginning() ?? { model: "", system: "", settings: defaults() };
+  const conversation = newConversation(model, system, settings);
   return {
-    conversation: newConversation("", "", defaults()),
+    conversation,
     list: [],
     query: "",
     run: null,
     probabilities: false,
-    draft: "",
+    draft: kept.draft(conversation),
     /** What goes with the next message: as a turn's media, each with its `blob`. */
     attached: [],
     editing: null,
     notice: "",
+    /** Takes back what the notice tells of. */
+    undo: null,
     /** Which drawers are open. */
     open: { list: wide, settings: false },
   };
 }
 
-/** `wide()`: whether there is room for the drawers beside the conversation. */
-export function chatActions({ store, api, library, storage, wide }) {
+/** `wide()`: whether there is room for the drawers beside the conversation. `tab` is storage that ends with the tab. */
+export function chatActions({ store, api, library, storage, tab, wide }) {
   const { state } = store;
+  const kept = keeper(storage);
   let generation = null;
   /** What follows the running answer, once it has ended. */
   let after = null;
+  /** What the timer saves. */
+  let unsaved = null;
   let saveTimer = 0;
   let noticeTimer = 0;
 
   const update = store.update;
 
-  function tell(text) {
+  function tell(text, undo = null) {
     clearTimeout(noticeTimer);
-    noticeTimer = setTimeout(() => update(() => (state.notice = "")), NOTICE_MS);
-    update(() => (state.notice = text));
+    noticeTimer = setTimeout(() => tell(""), NOTICE_MS);
+    update(() => Object.assign(state, { notice: text, undo }));
   }
 
   function show(conversation) {
+    const settings = { ...defaults(), ...conversation.settings };
     update(() => {
-      Object.assign(state, { conversation, editing: null });
+      Object.assign(conversation, { settings });
+      Object.assign(state, { conversation, draft: kept.draft(conversation), editing: null });
       if (!wide()) state.open.list = false;
     });
   }
@@ -64,7 +81,7 @@ export function chatActions({ store, api, library, storage, wide }) {
       if (turn === answer || (answer && !turns[id])) turns[id] = turn;
       else if (turns[id]) {
         // It stays the turn that buttons know.
-        for (const field of ["end", "error"]) delete turn[field];
+        for (const field of ["end", "error", "request"]) delete turn[field];
         turns[id] = Object.assign(turn, turns[id]);
       }
     }
@@ -72,9 +89,33 @@ export function chatActions({ store, api, library, storage, wide }) {
     update(() => Object.assign(conversation, { title, changed, turns, chosen: shown }));
   }
 
+  function saveSoon(conversation, ms) {
+    if (unsaved && unsaved !== conversation) save(unsaved);
+    clearTimeout(saveTimer);
+    unsaved = conversation;
+    saveTimer = setTimeout(() => save(conversation), ms);
+  }
+
+  /** The settings, the system prompt or the model are others now. */
+  function keepAbout() {
+    const { conversation } = state;
+    if (Object.keys(conversation.turns).length > 0) saveSoon(conversation, SETTLED_MS);
+    else kept.keepBeginning(conversation);
+  }
+
+  function write(text) {
+    update(() => (state.draft = text));
+    try {
+      kept.keepDraft(state.conversation, text);
+    } catch (error) {
+      tell(`This draft can't be kept in the browser: ${error.message}`);
+    }
+  }
+
   async function save(conversation) {
     clearTimeout(saveTimer);
     saveTimer = 0;
+    unsaved = null;
     if (Object.keys(conversation.turns).length === 0) return;
     try {
       await library.save(conversation);
@@ -84,17 +125,21 @@ export function chatActions({ store, api, library, storage, wide }) {
     }
   }
 
-  /** Has an answer written after `parent`, or goes on with `answer`. */
+  /** Goes on with `answer`; with the request that was made for it, where it has one. */
   async function run(conversation, answer) {
     if (state.run) return;
     const { probabilities } = state;
-    update(() => (state.run = { conversation, answer, phase: "waiting", note: "", from: answer.text.length }));
+    const again = answer.request !== undefined;
+    const before = answer.request?.paused ? "paused" : "waiting";
+    const begins = again ? { phase: "lost", before, note: "Trying to go on…" } : { phase: "waiting", note: "" };
+    update(() => (state.run = { conversation, answer, from: answer.text.length, ...begins }));
+    tab.setItem(WRITING, JSON.stringify([conversation.id, answer.id]));
     let [running, contents] = [];
     try {
       running = await import("../answers/running.js").catch(() => {
         throw new Error(errorWords({ error: "unreachable" }));
       });
-      contents = await library.contents(upTo(conversation, answer));
+      contents = again ? null : await library.contents(upTo(conversation, answer));
     } catch (error) {
       answer.error = error.message;
       return ended(conversation, answer);
@@ -108,8 +153,11 @@ export function chatActions({ store, api, library, storage, wide }) {
       ...{ api, conversation, answer, contents, settings, probabilities },
       ended: () => ended(conversation, answer),
       change: (f) => update(() => {
+        const known = answer.request?.id;
         if (state.run) f(state.run);
-        if (saveTimer === 0) saveTimer = setTimeout(() => save(conversation), SAVE_MS);
+        // From here on another load of the page can go on with it.
+        if (answer.request?.id !== known) save(conversation);
+        else if (saveTimer === 0) saveSoon(conversation, SAVE_MS);
       }),
     });
     return undefined;
@@ -123,12 +171,18 @@ export function chatActions({ store, api, library, storage, wide }) {
 
   function ended(conversation, answer) {
     generation = null;
+    delete answer.request;
+    tab.removeItem(WRITING);
     conversation.changed = Date.now();
     update(() => (state.run = null));
     save(conversation);
     const next = after;
     after = null;
-    next?.();
+    if (next) next();
+    else if (kept.entitles()) {
+      const named = import("./titles.js").then(({ entitle }) => entitle(api, conversation, actions.rename));
+      named.catch((error) => tell(`The model gave no title: ${error.message}`));
+    }
   }
 
   function answerTo(conversation, parent, fields = {}) {
@@ -144,7 +198,8 @@ export function chatActions({ store, api, library, storage, wide }) {
     const { conversation, run: running } = state;
     const changed = Object.entries(wanted).filter(([name, value]) => conversation.settings[name] !== value);
     update(() => (conversation.settings = { ...conversation.settings, ...wanted }));
-    if (running?.conversation === conversation && changed.length > 0) generation?.modify(Object.fromEntries(changed));
+    keepAbout();
+    if (running?.conversation === conversation && changed.length > 0) generation?.modify(asAsked(Object.fromEntries(changed)).parameters);
   }
 
   /** Does it now, or when the running answer has been stopped. */
@@ -158,7 +213,8 @@ export function chatActions({ store, api, library, storage, wide }) {
   async function ask(parent, text, media = []) {
     const { conversation } = state;
     if (state.run || !(text.trim() || media.length > 0)) return;
-    const entries = media.map(({ blob: _blob, ...entry }) => entry);
+    kept.forgetBeginning();
+    const entries = media.map(({ blob: _blob, text: _text, ...entry }) => entry);
     let turn;
     update(() => (turn = addTurn(conversation, parent, "user", { text: text.trim(), ...(entries.length > 0 && { media: entries }) })));
     try {
@@ -169,33 +225,60 @@ export function chatActions({ store, api, library, storage, wide }) {
     } catch (error) {
       update(() => {
         removeTurn(conversation, turn);
-        Object.assign(state, { draft: text, attached: media });
+        state.attached = media;
       });
+      write(text);
       tell(`The browser can't keep what is attached: ${error.message}`);
     }
   }
 
+  /** The conversation as it is here; what is being written in it is in no other copy. */
+  async function held(id) {
+    const here = [state.run?.conversation, state.conversation].find((each) => each?.id === id);
+    return here ?? library.get(id);
+  }
+
+  const removing = removal({ library, update, save, tell });
   const actions = {
     // -- conversations
     open: async (id) => {
+      if (unsaved?.id === id) await save(unsaved);
       const found = state.run?.conversation.id === id ? state.run.conversation : await library.get(id);
       if (found) show(found);
+      return found !== undefined;
+    },
+    /** Goes on with the answer that this tab was writing before it was loaded again. */
+    takeUp: async () => {
+      const [id, answerId] = JSON.parse(tab.getItem(WRITING) ?? "[]");
+      const conversation = id && (await library.get(id));
+      const answer = conversation?.turns[answerId];
+      if (answer?.request?.id) run(conversation, answer);
+      else tab.removeItem(WRITING);
     },
     begin: () => {
-      const { model, system, settings } = state.conversation;
+      const { model, system, settings } = kept.own() ?? state.conversation;
       show(newConversation(model, system, { ...settings }));
+      keepAbout();
     },
     remove: async (id) => {
       if (state.run?.conversation.id === id) return;
-      await library.remove(id);
+      await removing.conversation(id);
+      kept.forgetDraft(id);
       if (state.conversation.id === id) actions.begin();
       await relist();
+    },
+    rename: async (id, title) => {
+      const conversation = await held(id);
+      if (!conversation || !title.trim()) return;
+      update(() => Object.assign(conversation, { title: title.trim(), changed: Date.now() }));
+      await save(conversation);
     },
     search: (query) => {
       update(() => (state.query = query));
       return relist();
     },
     exported: async () => (await import("./exported_file.js")).exported(library),
+    markdown: async (id) => (await import("./exported_file.js")).asMarkdown(await held(id)),
     imported: async (text) => {
       try {
         const { imported } = await import("./exported_file.js");
@@ -208,18 +291,18 @@ export function chatActions({ store, api, library, storage, wide }) {
     relist,
     /** Another tab has changed some. */
     refresh: async () => {
-      for (const conversation of new Set([state.conversation, state.run?.conversation ?? state.conversation])) {
-        await adopt(conversation);
-      }
+      const shown = new Set([state.conversation, state.run?.conversation ?? state.conversation]);
+      for (const conversation of shown) await adopt(conversation);
       await relist();
     },
 
     // -- turns
-    draft: (text) => update(() => (state.draft = text)),
+    draft: write,
     send: () => {
       const { draft, attached } = state;
       if (state.run || !(draft.trim() || attached.length > 0)) return;
-      update(() => Object.assign(state, { draft: "", attached: [] }));
+      write("");
+      update(() => (state.attached = []));
       actions.say(draft, attached);
     },
     say: (text, media) => ask(path(state.conversation).at(-1)?.id ?? ROOT, text, media),
@@ -231,8 +314,21 @@ export function chatActions({ store, api, library, storage, wide }) {
       update(() => (state.editing = null));
       ask(turn.parent, text, turn.media);
     },
+    /** Another answer beside this one, in somebody's own words. */
+    rewrite: (answer, text) => {
+      const { parent, model } = answer;
+      update(() => {
+        addTurn(state.conversation, parent, "assistant", { thoughts: "", tokens: [], marks: [], text, model, end: "edited" });
+        state.editing = null;
+      });
+      save(state.conversation);
+    },
     regenerate: (answer) => instead(() => answerTo(state.conversation, answer.parent)),
-    goOn: (answer) => run(state.conversation, answer),
+    goOn: (answer) => {
+      if (state.run) return;
+      delete answer.request;
+      run(state.conversation, answer);
+    },
     /** Another answer that begins like this one up to token `index`, and goes on with `text` instead of it. */
     branchAt: (answer, index, text) => instead(() => {
       answerTo(state.conversation, answer.parent, beginning(answer, index, text));
@@ -243,11 +339,11 @@ export function chatActions({ store, api, library, storage, wide }) {
       if (next) state.conversation.chosen[turn.parent] = next.id;
       save(state.conversation);
     }),
-    removeTurn: (turn) => {
+    removeTurn: async (turn) => {
+      const { conversation } = state;
       if (state.run) return;
-      update(() => removeTurn(state.conversation, turn));
-      if (Object.keys(state.conversation.turns).length === 0) return actions.remove(state.conversation.id);
-      return save(state.conversation);
+      const isAll = turn.parent === ROOT && branches(conversation, turn).length === 1;
+      await (isAll ? actions.remove(conversation.id) : removing.turn(conversation, turn));
     },
 
     // -- steering
@@ -255,8 +351,14 @@ export function chatActions({ store, api, library, storage, wide }) {
     pause: () => generation?.pause(),
     resume: () => generation?.resume(),
     set: (name, value) => change({ [name]: value }),
-    system: (text) => update(() => (state.conversation.system = text)),
-    model: (name) => update(() => (state.conversation.model = name)),
+    system: (text) => {
+      update(() => (state.conversation.system = text));
+      keepAbout();
+    },
+    model: (name) => {
+      update(() => (state.conversation.model = name));
+      keepAbout();
+    },
     probabilities: (on) => update(() => (state.probabilities = on)),
     preset: (name) => {
       const preset = presets(storage).find((each) => each.name === name);
@@ -269,14 +371,30 @@ export function chatActions({ store, api, library, storage, wide }) {
       savePreset(storage, { name, settings, system });
       tell(`Preset “${name}” is kept in this browser.`);
     },
+    /** `own`: new conversations begin with what this one has; else with the page's defaults, or what the last one had. */
+    defaults: (own) => {
+      if (own) kept.keepOwn(state.conversation);
+      else kept.forgetOwn();
+      tell(own ? "New conversations begin with these settings, this system prompt and this model." : "Your defaults are forgotten.");
+    },
+    /** Whether the model is asked for titles. */
+    entitles: kept.entitles,
+    entitle: kept.entitle,
+    hasOwnDefaults: () => kept.own() !== null,
 
     // -- what is shown
+    copy: async (text) => tell((await copyText(text)) ? "Copied." : "The browser lets this page copy nothing: select the text, and press Ctrl+C."),
     toggle: (drawer, open = !state.open[drawer]) => update(() => {
       // Where they lie over the conversation, one would lie over the other.
       if (open && !wide()) Object.assign(state.open, { list: false, settings: false });
       state.open[drawer] = open;
     }),
     tell,
+    undo: async () => {
+      const { undo } = state;
+      tell("");
+      await undo?.();
+    },
   };
   return actions;
 }

@@ -3,6 +3,9 @@
 import { bytes } from "../words.js";
 import { newId, path } from "../answers/conversation.js";
 
+/** What a file is read as that is no medium: its text goes with the question, so every model takes it. */
+export const TEXT = "text";
+const MOST_TEXT_BYTES = 1_000_000;
 export const KINDS = { image: "pictures", audio: "sounds", video: "videos" };
 
 /** A larger picture is scaled down: the server would do so, and the message is sent again with each turn. */
@@ -20,10 +23,29 @@ export function takes(model, kind) {
 /** A file as {id, kind, name, type, size, blob}; throws where it is of no kind, or can't be read. */
 export async function prepared(file) {
   const kind = file.type.split("/")[0];
-  if (!(kind in KINDS)) throw new Error(`${file.name} is no picture, sound or video.`);
   if (file.size === 0) throw new Error(`${file.name} is empty.`);
+  if (!(kind in KINDS)) return textFile(file);
   const blob = kind === "image" ? await picture(file) : file;
   return { id: newId(), kind, name: file.name, type: blob.type, size: blob.size, blob };
+}
+
+/** With its `text` beside; throws where it has none. */
+async function textFile(file) {
+  const text = file.type === "application/pdf" ? await (await import("./attach_pdf.js")).textOfPdf(file) : await plainText(file);
+  const blob = new Blob([text], { type: "text/plain" });
+  if (blob.size > MOST_TEXT_BYTES) throw new Error(`${file.name} has ${bytes(blob.size)} of text: at most ${bytes(MOST_TEXT_BYTES)} go with a question.`);
+  return { id: newId(), kind: TEXT, name: file.name, type: blob.type, size: blob.size, blob, text };
+}
+
+async function plainText(file) {
+  if (file.size > MOST_TEXT_BYTES) throw new Error(`${file.name} has ${bytes(file.size)}: at most ${bytes(MOST_TEXT_BYTES)} of text go with a question.`);
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    if (!text.includes("\0")) return text;
+  } catch {
+    // As it is said below.
+  }
+  throw new Error(`${file.name} is no text, PDF, picture, sound or video.`);
 }
 
 async function picture(file) {
@@ -42,8 +64,9 @@ async function picture(file) {
 
 /** Why a medium can't go with the next message, in words; null where it can. */
 export function problemOf(medium, model, { conversation, attached }, limits) {
+  if (medium.kind === TEXT) return null;
   if (!takes(model, medium.kind)) return `${model.id} takes no ${KINDS[medium.kind]}.`;
-  const others = [...attached, ...path(conversation).flatMap((turn) => turn.media ?? [])];
+  const others = [...attached, ...path(conversation).flatMap((turn) => turn.media ?? [])].filter(({ kind }) => kind !== TEXT);
   if (others.length >= limits.media) return `A conversation has at most ${limits.media} pictures, sounds and videos.`;
   const most = Math.floor(((limits.message_bytes - REST_BYTES) * 3) / 4);
   const taken = others.reduce((sum, { size }) => sum + size, 0);

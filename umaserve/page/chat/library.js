@@ -2,15 +2,25 @@
 
 const DATABASE = "umaserve";
 const STORE = "conversations";
+/** Of each conversation {id, title, changed}: to list them, none need be read. */
+const LISTING = "listing";
 /** The contents of pictures, sounds and videos: {id, conversation, blob}. */
 const MEDIA = "media";
 
 export async function openLibrary() {
   const database = await new Promise((resolve, reject) => {
-    const opening = indexedDB.open(DATABASE, 2);
+    const opening = indexedDB.open(DATABASE, 3);
     opening.onupgradeneeded = ({ oldVersion }) => {
       if (oldVersion < 1) opening.result.createObjectStore(STORE, { keyPath: "id" });
-      opening.result.createObjectStore(MEDIA, { keyPath: "id" }).createIndex("conversation", "conversation");
+      if (oldVersion < 2) {
+        opening.result.createObjectStore(MEDIA, { keyPath: "id" }).createIndex("conversation", "conversation");
+      }
+      const listing = opening.result.createObjectStore(LISTING, { keyPath: "id" });
+      opening.transaction.objectStore(STORE).openCursor().onsuccess = ({ target: { result: cursor } }) => {
+        if (!cursor) return;
+        listing.put(entryOf(cursor.value));
+        cursor.continue();
+      };
     };
     opening.onsuccess = () => resolve(opening.result);
     opening.onerror = () => reject(opening.error);
@@ -32,6 +42,19 @@ export async function openLibrary() {
     });
   }
 
+  /** What the listing says of it changes with the conversation, or neither does. */
+  function keepWhole(change) {
+    return new Promise((resolve, reject) => {
+      const transaction = database.transaction([STORE, LISTING], "readwrite");
+      change(transaction.objectStore(STORE), transaction.objectStore(LISTING));
+      transaction.oncomplete = () => {
+        others.postMessage("changed");
+        resolve();
+      };
+      transaction.onabort = () => reject(transaction.error);
+    });
+  }
+
   /** Drops the contents of a conversation's media that none of `turns` has. */
   async function sweep(conversation, turns) {
     const all = await ask("readonly", (store) => store.index("conversation").getAllKeys(conversation), MEDIA);
@@ -42,24 +65,30 @@ export async function openLibrary() {
   const library = {
     get: (id) => ask("readonly", (store) => store.get(id)),
     async save(conversation) {
-      await ask("readwrite", (store) => store.put(conversation));
+      await keepWhole((store, listing) => {
+        store.put(conversation);
+        listing.put(entryOf(conversation));
+      });
       await sweep(conversation.id, conversation.turns);
     },
     async remove(id) {
-      await ask("readwrite", (store) => store.delete(id));
+      await keepWhole((store, listing) => {
+        store.delete(id);
+        listing.delete(id);
+      });
       await sweep(id, {});
     },
     keep: (conversation, id, blob) => ask("readwrite", (store) => store.put({ id, conversation, blob }), MEDIA),
     content: async (id) => (await ask("readonly", (store) => store.get(id), MEDIA))?.blob,
-    /** Of all media of these turns by their ids, in base64. Throws where one is not there. */
+    /** Of all media of these turns by their ids: texts as they are, others in base64. Throws where one is not there. */
     async contents(turns) {
       const media = mediaOf(turns);
       if (media.length === 0) return new Map();
       const { toBase64 } = await import("./attach_media.js");
-      const read = async ({ id, name }) => {
+      const read = async ({ id, name, kind }) => {
         const blob = await library.content(id);
         if (!blob) throw new Error(`${name} is not in this browser any more.`);
-        return [id, await toBase64(blob)];
+        return [id, await (kind === "text" ? blob.text() : toBase64(blob))];
       };
       return new Map(await Promise.all(media.map(read)));
     },
@@ -67,9 +96,10 @@ export async function openLibrary() {
     /** {id, title, changed} of those in which all words of `query` are said, the newest first. */
     async list(query = "") {
       const words = query.toLowerCase().split(/\s+/).filter(Boolean);
-      const all = await library.all();
-      const found = all.filter((each) => words.length === 0 || says(each, words));
-      return found.map(({ id, title, changed }) => ({ id, title, changed })).sort((a, b) => b.changed - a.changed);
+      const found = words.length > 0
+        ? (await library.all()).filter((each) => says(each, words)).map(entryOf)
+        : await ask("readonly", (store) => store.getAll(), LISTING);
+      return found.sort((a, b) => b.changed - a.changed);
     },
 
     all: () => ask("readonly", (store) => store.getAll()),
@@ -80,6 +110,10 @@ export async function openLibrary() {
     },
   };
   return library;
+}
+
+function entryOf({ id, title, changed }) {
+  return { id, title, changed };
 }
 
 export function mediaOf(turns) {

@@ -1,7 +1,7 @@
 // Which model answers, and what may be said of each.
 
 import { h } from "../dom.js";
-import { bytes } from "../words.js";
+import { bytes, shortName } from "../words.js";
 
 export function modelPicker(app, store, actions) {
   const choose = () => actions.model(select.value);
@@ -14,9 +14,10 @@ export function modelPicker(app, store, actions) {
     const key = JSON.stringify([models, chosen]);
     if (key === shown) return;
     shown = key;
-    const option = (model) => h("option", { value: model.id }, `${model.id}${stateWords(model)}`);
+    const names = models.map(({ id }) => id);
+    const option = (model) => h("option", { value: model.id, title: model.id }, `${shortName(model.id, names)}${stateWords(model)}`);
     select.replaceChildren(...models.map(option));
-    select.value = chosen;
+    select.value = select.title = chosen;
     select.disabled = models.length < 2;
   }
 

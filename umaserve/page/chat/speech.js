@@ -15,7 +15,7 @@ export function chatSpeech(app, store, actions) {
   let on = app.storage.getItem(KEY) === "on";
   let reading = null;
   let player = null;
-  let followed = null;
+  let followed = state.run;
   Object.assign(state, { spoken: null, sounds: false, voiced: false });
 
   /** Reads an answer aloud from character `from` on, also while it grows. Resolves at the end. */
@@ -66,12 +66,11 @@ export function chatSpeech(app, store, actions) {
     }
   }
 
-  function buttons(answer) {
+  /** Of the menu of an answer. */
+  function items(answer) {
     if (!state.voiced) return [];
-    const aloud = state.spoken === answer
-      ? iconButton("stop", "Stop reading", stop)
-      : iconButton("sound", "Read aloud", () => read(answer));
-    return [aloud, iconButton("save", "Save the speech", () => save(answer))];
+    const aloud = { name: "sound", label: "Read aloud", act: () => read(answer), disabled: state.spoken === answer };
+    return [aloud, { name: "save", label: "Save the speech", act: () => save(answer) }];
   }
 
   /** Whether answers are spoken as they are written, which this browser keeps. */
@@ -98,5 +97,5 @@ export function chatSpeech(app, store, actions) {
     }
     player?.hold(isPaused());
   });
-  return { node, buttons, stop, turn, isOn: () => on };
+  return { node, items, stop, turn, isOn: () => on };
 }

@@ -1,11 +1,11 @@
 // What else could have stood in a token's place: a list to choose from, beside the token.
 
-import { h } from "../dom.js";
+import { h, placeBeside } from "../dom.js";
 import { visible } from "../answers/answer_text.js";
 
 /** Makes tokens within `root` open their alternatives. `answerOf(element)` is the answer that an element is of. */
 export function tokenChooser(root, answerOf, choose) {
-  const list = h("div.alternatives", { popover: "auto", role: "dialog", "aria-label": "Alternatives of a token" });
+  const list = h("div.over.alternatives", { popover: "auto", role: "dialog", "aria-label": "Alternatives of a token" });
   root.append(list);
 
   function open(element) {
@@ -25,10 +25,7 @@ export function tokenChooser(root, answerOf, choose) {
       }, h("span.piece", {}, shown(other[0])), h("span.percent", {}, percent(other[1])))),
     );
     list.showPopover();
-    const { left, bottom } = element.getBoundingClientRect();
-    const [width, height] = [list.offsetWidth, list.offsetHeight];
-    list.style.left = `${Math.max(8, Math.min(left, innerWidth - width - 8))}px`;
-    list.style.top = `${Math.max(8, Math.min(bottom + 4, innerHeight - height - 8))}px`;
+    placeBeside(list, element);
     list.querySelector("button:enabled")?.focus();
     list.ontoggle = ({ newState }) => newState === "closed" && element.isConnected && element.focus();
   }

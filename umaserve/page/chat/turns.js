@@ -2,7 +2,7 @@
 
 import { answerView } from "../answers/answer_view.js";
 import { branches, path } from "../answers/conversation.js";
-import { h, icon, iconButton, messageField, refill, shownBy } from "../dom.js";
+import { h, icon, iconButton, menuButton, messageField, refill, shownBy } from "../dom.js";
 
 const NEAR_END_PX = 48;
 const SLOW_MS = 25;
@@ -10,7 +10,7 @@ const SLOW_MS = 25;
 export function turnsView(store, actions, speech) {
   const { state } = store;
   const list = h("ol.turns");
-  const welcome = h("div.welcome", {}, h("h2", {}, "What shall we talk about?"), h("p", {}, WELCOME));
+  const welcome = h("div.welcome", {}, h("h2", {}, "What shall we talk about?"));
   const toEnd = h("button.to-end", { hidden: true, onclick: () => goToEnd() }, icon("down"), "New text");
   const scroller = h("div.scroller", { role: "region", "aria-label": "Conversation", tabIndex: 0 }, welcome, list);
   const view = h("section.conversation", {}, scroller, toEnd);
@@ -27,7 +27,6 @@ export function turnsView(store, actions, speech) {
     following = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR_END_PX;
     if (following) toEnd.hidden = true;
   });
-  list.addEventListener("click", copyCode);
 
   function viewOf(turn) {
     if (turn.role === "user") return questionView(turn, store, actions);
@@ -75,8 +74,6 @@ export function turnsView(store, actions, speech) {
   return view;
 }
 
-const WELCOME = "Ask anything. While the answer is being written you can pause it, go on, and change how it is written.";
-
 function questionView(turn, { state }, actions) {
   const text = h("div.text", { dir: "auto" }, turn.text);
   const media = turn.media && h("div.media");
@@ -91,7 +88,7 @@ function questionView(turn, { state }, actions) {
     const editing = state.editing === turn.id;
     if (!editing) editor = null;
     const begins = editing && !editor;
-    if (begins) editor = turnEditor(turn, actions);
+    if (begins) editor = turnEditor("Question", "Send", turn, actions.resend, actions);
     refill(node, [head, media, editing ? editor : [turn.text && text, buttons]]);
     if (begins) editor.querySelector("textarea").focus();
     const busy = state.run !== null;
@@ -101,20 +98,20 @@ function questionView(turn, { state }, actions) {
     refill(buttons, [
       walker(turn, state, actions),
       iconButton("edit", "Edit this question, as a branch", () => actions.edit(turn), { disabled: busy }),
-      iconButton("copy", "Copy the question", () => navigator.clipboard.writeText(turn.text)),
-      removal(turn, state, actions),
+      iconButton("copy", "Copy the question", () => actions.copy(turn.text)),
+      iconButton("remove", "Delete from here on", () => actions.removeTurn(turn), { disabled: busy }),
     ]);
   }
 
   return { node, show };
 }
 
-function turnEditor(turn, actions) {
-  const send = () => actions.resend(turn, area.value);
+function turnEditor(label, does, turn, keep, actions) {
+  const send = () => keep(turn, area.value);
   const leave = () => actions.edit(null);
-  const area = messageField(send, { value: turn.text, rows: 3, "aria-label": "Question" });
+  const area = messageField(send, { value: turn.text, rows: 3, "aria-label": label });
   const cancel = h("button", { onclick: leave }, "Cancel");
-  const ask = h("button.primary", { onclick: send }, "Send");
+  const ask = h("button.primary", { onclick: send }, does);
   const onkeydown = (event) => event.key === "Escape" && leave();
   return h("div.editor", { onkeydown }, area, h("div.row", {}, cancel, ask));
 }
@@ -125,9 +122,22 @@ function answerTurn(turn, { state }, actions, speech, drawer) {
   const buttons = h("div.actions");
   node.append(buttons);
   let drawn = null;
+  let editor = null;
   let version = "";
 
+  function showEditor() {
+    const editing = state.editing === turn.id;
+    if (editing === (editor !== null)) return;
+    editor?.remove();
+    editor = editing ? turnEditor("Answer", "Keep as a branch", turn, actions.rewrite, actions) : null;
+    view.text.hidden = editing;
+    if (!editing) return;
+    view.text.after(editor);
+    editor.querySelector("textarea").focus();
+  }
+
   function show() {
+    showEditor();
     const { probabilities, voiced } = state;
     const { text, thoughts, marks, stats, end, error } = turn;
     const run = state.run?.answer === turn ? state.run : null;
@@ -160,21 +170,19 @@ function tokensBy(text, shaded) {
 }
 
 function answerButtons(turn, state, actions, speech) {
-  const busy = { disabled: state.run !== null };
+  const disabled = state.run !== null;
   return [
     ...walker(turn, state, actions),
-    iconButton("redo", "Answer again", () => actions.regenerate(turn), busy),
-    iconButton("go_on", "Continue this answer", () => actions.goOn(turn), busy),
-    iconButton("copy", "Copy the answer", () => navigator.clipboard.writeText(turn.text)),
-    ...speech.buttons(turn),
-    removal(turn, state, actions),
+    iconButton("copy", "Copy the answer", () => actions.copy(turn.text)),
+    iconButton("redo", "Answer again", () => actions.regenerate(turn), { disabled }),
+    state.spoken === turn && iconButton("stop", "Stop reading", speech.stop),
+    menuButton("More", [
+      { name: "go_on", label: "Continue this answer", act: () => actions.goOn(turn), disabled },
+      { name: "edit", label: "Edit the answer", act: () => actions.edit(turn), disabled },
+      ...speech.items(turn),
+      { name: "remove", label: "Delete from here on", act: () => actions.removeTurn(turn), disabled },
+    ]),
   ];
-}
-
-function removal(turn, state, actions) {
-  const isLast = state.conversation.chosen[turn.id] === undefined;
-  const remove = () => (isLast || confirm("Delete this turn and all that follow it?")) && actions.removeTurn(turn);
-  return iconButton("remove", "Delete from here on", remove, { disabled: state.run !== null });
 }
 
 /** Walks through the branches that a turn is one of. */
@@ -188,13 +196,4 @@ function walker(turn, state, actions) {
     h("span.branch", {}, `${at + 1} / ${all.length}`),
     iconButton("next", "Branch after", () => actions.walk(turn, 1), { disabled: busy || at === all.length - 1 }),
   ];
-}
-
-/** The copy buttons of code. */
-function copyCode({ target }) {
-  const button = target.closest("[data-copy]");
-  if (!button) return;
-  navigator.clipboard.writeText(button.closest("figure").querySelector("code").textContent);
-  button.textContent = "Copied";
-  setTimeout(() => (button.textContent = "Copy"), 1500);
 }

@@ -3,6 +3,7 @@
 import { h, iconButton } from "../dom.js";
 import { createStore } from "../store.js";
 import { chatActions, chatState } from "./actions.js";
+import { followAddress } from "./address.js";
 import { composer } from "./composer.js";
 import { openLibrary } from "./library.js";
 import { conversationList } from "./list.js";
@@ -12,33 +13,59 @@ import { chatSpeech } from "./speech.js";
 import { turnsView } from "./turns.js";
 import { voice } from "./voice.js";
 
-export async function mount(root, app, signal) {
-  const wide = matchMedia("(min-width: 60rem)");
-  const store = createStore(chatState(wide.matches));
-  const { state } = store;
+const EXAMPLES = [
+  "Explain the tides to a child of ten",
+  "Write a Python function that finds the longest word in a text",
+  "Plan five simple dinners for two, with a list of what to buy",
+  "What speaks for and against working at night?",
+];
+const wide = matchMedia("(min-width: 60rem)");
+/** What outlives the view: an answer is written to its end, whatever one looks at. */
+let chat = null;
+
+async function begun({ api, storage }) {
   const library = await openLibrary();
+  const whole = createStore(chatState(wide.matches, storage));
+  const actions = chatActions({ store: whole, api, library, storage, tab: sessionStorage, wide: () => wide.matches });
+  library.onchange(actions.refresh);
+  await actions.takeUp();
+  return { whole, actions };
+}
+
+export async function mount(root, app, signal) {
+  chat ??= begun(app).catch((error) => {
+    chat = null;
+    throw error;
+  });
+  const { whole, actions } = await chat;
   if (signal.aborted) return;
-  const actions = chatActions({ store, api: app.api, library, storage: app.storage, wide: () => wide.matches });
+  const store = whole.until(signal);
+  const { state } = store;
   const speech = chatSpeech(app, store, actions);
   const talking = voice(app, store, actions, speech);
-  const writing = composer(store, actions, app);
+  const writing = composer(store, actions, app, [speech.node, talking.button]);
 
   const toggle = (name, drawer, label) => {
     return iconButton(name, label, () => actions.toggle(drawer), { "aria-controls": label.toLowerCase() });
   };
   const toggles = { list: toggle("list", "list", "Conversations"), settings: toggle("sliders", "settings", "Settings") };
   const notice = h("p.notice", { role: "status" });
+  const undo = h("button.quiet", { onclick: () => actions.undo(), hidden: true }, "Undo");
   const veil = h("div.veil", { onclick: () => closeDrawers() });
-  const add = iconButton("add", "New conversation (Alt+N)", () => begin());
+  const add = iconButton("add", "New conversation (Alt+N)", () => {
+    actions.begin();
+    writing.focus();
+  });
   app.bar.start.replaceChildren(toggles.list);
-  app.bar.end.replaceChildren(modelPicker(app, store, actions), speech.node, talking.button, add, toggles.settings);
+  app.bar.end.replaceChildren(modelPicker(app, store, actions), add, toggles.settings);
   const over = (event) => event.dataTransfer.types.includes("Files") && event.preventDefault();
   const dropped = { ondragover: over, ondrop: writing.drop };
-  const main = h("main", dropped, turnsView(store, actions, speech), notice, talking.place, writing.node);
+  const examples = h("ul.examples", { "aria-label": "Examples" }, EXAMPLES.map((text) => h("li", {}, h("button", { onclick: () => begin(text) }, text))));
+  const main = h("main", dropped, turnsView(store, actions, speech), h("div.told", {}, notice, undo), talking.place, writing.node, examples);
   root.replaceChildren(conversationList(store, actions), veil, main, settingsPanel(store, actions, app.storage));
 
-  function begin() {
-    actions.begin();
+  function begin(text) {
+    actions.draft(text);
     writing.focus();
   }
 
@@ -48,11 +75,13 @@ export async function mount(root, app, signal) {
 
   function onkeydown(event) {
     const { run } = state;
+    // What lies open over the page is closed by it first, which the browser does.
+    if (event.key === "Escape" && document.querySelector(":popover-open")) return;
     if (event.key === "Escape" && !event.defaultPrevented) {
       if (!wide.matches && (state.open.list || state.open.settings)) closeDrawers();
       else if (run) actions.stop();
       else speech.stop();
-    } else if (event.altKey && event.code === "KeyN") begin();
+    } else if (event.altKey && event.code === "KeyN") add.click();
     else if (event.altKey && event.code === "KeyP" && run) run.phase === "paused" ? actions.resume() : actions.pause();
     else if (event.altKey && event.code === "KeyS") actions.toggle("settings");
     else if (event.altKey && event.code === "KeyL") actions.toggle("list");
@@ -65,16 +94,19 @@ export async function mount(root, app, signal) {
     if (running && !state.run) app.refreshModels(); // It may have been loaded for this answer.
     running = state.run !== null;
     notice.textContent = state.notice;
+    undo.hidden = state.undo === null;
+    const isEmpty = Object.keys(state.conversation.turns).length === 0;
+    main.classList.toggle("empty", isEmpty);
+    examples.hidden = !isEmpty;
     for (const [drawer, button] of Object.entries(toggles)) button.ariaExpanded = String(state.open[drawer]);
     veil.hidden = !state.open.list && !state.open.settings;
   });
   addEventListener("keydown", onkeydown, { signal });
   signal.addEventListener("abort", () => {
-    actions.stop();
     speech.stop();
     talking.close();
   });
-  library.onchange(actions.refresh);
+  await followAddress(app, store, actions, signal);
   await actions.relist();
   writing.focus();
 }

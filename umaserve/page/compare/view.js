@@ -5,10 +5,25 @@ import { createStore } from "../store.js";
 import { defaults } from "../answers/settings.js";
 import { column } from "./column.js";
 
+const PURPOSE =
+  "One question, answered by each column at the same time: by another model, other settings or another system prompt. " +
+  "Open a column's line to change them, and keep an answer to hold the next ones against it.";
 const LEAST = 2;
 const MOST = 6;
 
+/** What outlives the view: answers are written to their ends, and are there when one comes back. */
+let begun = null;
+
 export function mount(root, app, signal) {
+  begun ??= compare(app);
+  const { node, stopAll, show } = begun;
+  root.replaceChildren(node);
+  app.store.subscribe(show);
+  addEventListener("keydown", (event) => event.key === "Escape" && stopAll(), { signal });
+  node.querySelector("textarea").focus();
+}
+
+function compare(app) {
   const store = createStore({ columns: [] });
   const { state } = store;
   const named = { "aria-label": "Question for all", placeholder: "One question for all columns" };
@@ -19,7 +34,7 @@ export function mount(root, app, signal) {
   const buttons = h("div.row");
   const columns = h("div.columns");
   const form = h("form.asking", { onsubmit: askAll }, prompt, buttons);
-  root.replaceChildren(h("main.compare", {}, form, columns));
+  const node = h("main.compare", {}, form, h("p.hint.purpose", {}, PURPOSE), columns);
 
   /** A new column is like the last one. */
   function addColumn(changes = {}) {
@@ -48,10 +63,7 @@ export function mount(root, app, signal) {
     add.disabled = state.columns.length >= MOST;
     state.columns.forEach((each, i) => each.show(i + 1, state.columns.length > LEAST));
   });
-  app.store.subscribe(() => store.update(() => {}));
-  addEventListener("keydown", (event) => event.key === "Escape" && stopAll(), { signal });
-  signal.addEventListener("abort", stopAll);
   addColumn();
   addColumn({ temperature: 1.4 });
-  prompt.focus();
+  return { node, stopAll, show: () => store.update(() => {}) };
 }

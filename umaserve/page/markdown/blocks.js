@@ -10,6 +10,11 @@ const RULE = /^ {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])( +|$)/;
 const DELIMITERS = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
+const UNDERLINE = /^ {0,3}(?:(=+)|-{2,})[ \t]*$/;
+const INDENTED = /^(?: {4}|\t)/;
+/** How a formula of its own begins, and what then ends it. */
+const MATH = /^ {0,3}(?:(\\\[)|(\$\$)|\\begin\{((?:equation|align|alignat|gather|multline|eqnarray)\*?)\})/;
+const MOST_MATH_LINES = 60;
 const CALL = /^ {0,3}<tool_call>/;
 
 /** The blocks of `text` from `from` on, which is where a line begins. The last one may change as text is added. */
@@ -54,19 +59,26 @@ function special(lines, i, depth) {
   if (QUOTE.test(text)) return quote(lines, i, depth);
   if (ITEM.test(text)) return list(lines, i, depth);
   if (CALL.test(text)) return call(lines, i);
+  if (INDENTED.test(text)) return indented(lines, i);
+  if (MATH.test(text)) return math(lines, i);
   if (isTable(lines, i)) return table(lines, i);
   return null;
 }
 
 function paragraph(lines, i, depth) {
-  const ends = (at) => isBlank(lines[at]) || (depth < MAX_DEPTH && interrupts(lines, at));
+  const ends = (at) => isBlank(lines[at]) || UNDERLINE.test(lines[at].text) || (depth < MAX_DEPTH && interrupts(lines, at));
   const next = until(lines, i + 1, ends);
+  const under = UNDERLINE.exec(lines[next]?.text ?? "");
+  if (under) {
+    const block = { type: "heading", level: under[1] ? 1 : 2, lines: lines.slice(i, next).map(trimmed) };
+    return { block, next: next + 1 };
+  }
   return { block: { type: "paragraph", lines: lines.slice(i, next).map(trimmed) }, next };
 }
 
 function interrupts(lines, i) {
   const text = lines[i].text;
-  return [FENCE, HEADING, RULE, QUOTE, ITEM, CALL].some((form) => form.test(text)) || isTable(lines, i);
+  return [FENCE, HEADING, RULE, QUOTE, ITEM, CALL, MATH].some((form) => form.test(text)) || isTable(lines, i);
 }
 
 function code(lines, i, [, marks, language]) {
@@ -75,6 +87,35 @@ function code(lines, i, [, marks, language]) {
   const end = until(lines, i + 1, (at) => closing.test(lines[at].text));
   const inside = lines.slice(i + 1, end).map((line) => cut(line, Math.min(indent, spacesOf(line))));
   return { block: { type: "code", language, lines: inside }, next: Math.min(end + 1, lines.length) };
+}
+
+/** Lines that stand four characters in, and blank ones between them. */
+function indented(lines, i) {
+  let next = until(lines, i, (at) => !isBlank(lines[at]) && !INDENTED.test(lines[at].text));
+  while (isBlank(lines[next - 1])) next -= 1;
+  const inside = lines.slice(i, next).map((line) => cut(line, INDENTED.exec(line.text)?.[0].length ?? line.text.length));
+  return { block: { type: "code", language: "", lines: inside }, next };
+}
+
+/** Until its end has come it is a paragraph, in which nothing else begins: a plus in it is no list. */
+function math(lines, i) {
+  const [opening, bracket, dollars, environment] = MATH.exec(lines[i].text);
+  const close = bracket ? "\\]" : dollars ?? `\\end{${environment}}`;
+  const most = Math.min(lines.length, i + MOST_MATH_LINES);
+  const from = (at) => (at === i ? opening.length : 0);
+  const over = (at) => at === most || isBlank(lines[at]) || lines[at].text.includes(close, from(at));
+  const last = until(lines, i, over);
+  const text = lines[last]?.text.trimEnd() ?? "";
+  const point = /[.,;:]?$/.exec(text)[0];
+  const end = text.length - point.length - close.length;
+  if (last === most || end < from(last) || !text.startsWith(close, end) || text.indexOf(close, from(last)) !== end) {
+    const next = last < most && !isBlank(lines[last]) ? last + 1 : last;
+    return { block: { type: "paragraph", lines: lines.slice(i, next).map(trimmed) }, next };
+  }
+  const whole = lines.slice(i, last + 1);
+  const inside = whole.map(({ text: each }) => each).join("\n").trim().slice(0, point ? -1 : undefined);
+  const tex = environment ? inside : inside.slice(2, -close.length);
+  return { block: { type: "math", tex: tex + point, lines: whole }, next: last + 1 };
 }
 
 function call(lines, i) {

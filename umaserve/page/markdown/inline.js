@@ -1,12 +1,27 @@
 // The lines of a paragraph to spans: plain data. Linear in the text's length, whatever stands in it.
 //
-// A span is {type: "text" | "code", at, text}, {type: "strong" | "em" | "del", spans} or {type: "link", href, spans}.
+// A span is {type: "text" | "code", at, text}, {type: "math", at, text, tex, display}, {type: "br"},
+// {type: "strong" | "em" | "del", spans} or {type: "link", href, spans}.
 
 const MAX_OPEN = 12;
 const MAX_TARGET = 2048;
 const KINDS = { "**": "strong", __: "strong", "*": "em", _: "em", "~~": "del" };
-const SPECIAL = /[\\`*_~[\]!]|https?:\/\//g;
+const SPECIAL = /[\\`*_~[\]!$&<]|https?:\/\//g;
 const TARGET = /^\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+"[^"]*")?\s*\)/;
+/** How formulas begin and end, besides those between two dollars. */
+const FORMULAS = { "\\(": "\\)", "\\[": "\\]", $$: "$$" };
+const IN_DOLLARS = /^\$((?:\\.|[^\\$]){1,400})\$(?!\d)/;
+const BREAK = /^<br *\/?>/i;
+const ADDRESS = /^<((?:https?:\/\/|mailto:)[^\s<>]+|[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+)>/i;
+const ENTITY = /^&(?:#(\d{1,7})|#x([\da-f]{1,6})|(\w{2,8}));/i;
+const ENTITIES = {
+  ...{ amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", reg: "®", trade: "™", deg: "°", para: "¶" },
+  ...{ sect: "§", middot: "·", bull: "•", hellip: "…", ndash: "–", mdash: "—", lsquo: "‘", rsquo: "’", ldquo: "“", rdquo: "”" },
+  ...{ laquo: "«", raquo: "»", times: "×", divide: "÷", plusmn: "±", frac12: "½", frac14: "¼", sup2: "²", sup3: "³", micro: "µ" },
+  ...{ le: "≤", ge: "≥", ne: "≠", asymp: "≈", infin: "∞", larr: "←", rarr: "→", uarr: "↑", darr: "↓", harr: "↔", check: "✓" },
+  ...{ alpha: "α", beta: "β", gamma: "γ", delta: "δ", lambda: "λ", mu: "μ", pi: "π", sigma: "σ", omega: "ω", Omega: "Ω", Delta: "Δ" },
+  ...{ euro: "€", pound: "£", yen: "¥", cent: "¢", szlig: "ß", auml: "ä", ouml: "ö", uuml: "ü", Auml: "Ä", Ouml: "Ö", Uuml: "Ü" },
+};
 const URL_TEXT = /^https?:\/\/[^\s<>"'`*\\|]+/;
 
 export function parseInline(lines) {
@@ -33,6 +48,7 @@ export function parseInline(lines) {
 
   function scan({ at, text }) {
     const ticks = ticksOf(text);
+    const marks = new Map();
     let from = 0;
     let links = open.filter(({ mark }) => mark === "[").length;
     const flush = (to) => {
@@ -47,6 +63,7 @@ export function parseInline(lines) {
     for (let match; (match = SPECIAL.exec(text)); ) {
       const i = match.index;
       const char = text[i];
+      if ((char === "\\" || char === "$") && formula(i)) continue;
       if (char === "\\") {
         if (/[!-/:-@[-`{-~]/.test(text[i + 1] ?? "")) {
           take(i, 1);
@@ -58,6 +75,23 @@ export function parseInline(lines) {
         else {
           take(i, end + length - i);
           add({ type: "code", at: at + i + length, text: text.slice(i + length, end) });
+        }
+      } else if (char === "&") {
+        const whole = ENTITY.exec(text.slice(i, i + 10));
+        const decoded = whole && characterOf(whole);
+        if (!decoded) continue;
+        take(i, whole[0].length);
+        add({ type: "text", at: at + i, text: decoded });
+      } else if (char === "<") {
+        const piece = text.slice(i, i + MAX_TARGET);
+        const [broken, found] = [BREAK.exec(piece), ADDRESS.exec(piece)];
+        const href = found && safeLink(/^(https?|mailto):/i.test(found[1]) ? found[1] : `mailto:${found[1]}`);
+        if (broken) {
+          take(i, broken[0].length);
+          add({ type: "br" });
+        } else if (href && links === 0) {
+          take(i, found[0].length);
+          add({ type: "link", href, spans: [{ type: "text", at: at + i + 1, text: found[1] }] });
         }
       } else if (char === "h") {
         const found = (URL_TEXT.exec(text.slice(i, i + MAX_TARGET))?.[0] ?? "").replace(/[.,;:!?)\]]+$/, "");
@@ -89,9 +123,29 @@ export function parseInline(lines) {
         SPECIAL.lastIndex = from;
         const { mark, spans: inside } = open.pop();
         add({ type: "link", href, image: mark === "![", spans: inside });
-      } else emphasis(text, at, i, take, char);
+      } else if (char !== "$") emphasis(text, at, i, take, char);
     }
     flush(text.length);
+
+    function formula(i) {
+      const begin = text.slice(i, i + 2);
+      const close = FORMULAS[begin];
+      const end = close && next(close, i + 2);
+      const whole = close ? text.slice(i, end + 2) : IN_DOLLARS.exec(text.slice(i, i + 404))?.[0];
+      if (!whole || (close && (end <= i + 2 || whole.length > MAX_TARGET))) return false;
+      const tex = close ? whole.slice(2, -2) : whole.slice(1, -1);
+      if (!close && !isFormula(tex, text[i - 1])) return false;
+      take(i, whole.length);
+      add({ type: "math", at: at + i, text: whole, tex, display: close !== undefined && begin !== "\\(" });
+      return true;
+    }
+
+    /** Where `mark` is next; asked for places that rise, the text is gone through once. */
+    function next(mark, from) {
+      const known = marks.get(mark);
+      if (known === undefined || (known >= 0 && known < from)) marks.set(mark, text.indexOf(mark, from));
+      return marks.get(mark);
+    }
   }
 
   function emphasis(text, at, i, take, char) {
@@ -118,6 +172,18 @@ export function parseInline(lines) {
     }
     SPECIAL.lastIndex = i + (double ? 2 : 1);
   }
+}
+
+/** Whether what stands between two dollars is a formula, and no amount of money. */
+function isFormula(tex, before) {
+  if (/^\s|\s$/.test(tex) || /[\p{L}\p{N}]/u.test(before ?? "")) return false;
+  return !/\s/.test(tex) || /[\\^_=+<>{}]/.test(tex);
+}
+
+function characterOf([, decimal, hexadecimal, name]) {
+  if (name) return Object.hasOwn(ENTITIES, name) ? ENTITIES[name] : undefined;
+  const code = decimal ? Number(decimal) : parseInt(hexadecimal, 16);
+  return code > 0 && code <= 0x10ffff ? String.fromCodePoint(code) : undefined;
 }
 
 /** The address if it is one to open, else null: only the web, and mail. */

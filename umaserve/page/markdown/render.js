@@ -1,15 +1,17 @@
 // Blocks to DOM nodes. Text goes in as text, and no element or attribute is made of it but a checked link's address.
 
-import { h } from "../dom.js";
+import { copyText, h } from "../dom.js";
 import { parseInline } from "./inline.js";
 
+/** So long a button says what became of it. */
+const SHOWN_MS = 1500;
 const BLOCKS = {
   // The page has headings of its own above those of an answer.
   heading: ({ level, lines }, paint) => h(`h${Math.min(level + 2, 6)}`, { dir: "auto" }, inline(lines, paint)),
   paragraph: ({ lines }, paint) => h("p", { dir: "auto" }, inline(lines, paint)),
   rule: () => h("hr"),
   quote: ({ blocks }, paint) => h("blockquote", { dir: "auto" }, blocks.map((each) => renderBlock(each, paint))),
-  ...{ code, call, list, table },
+  ...{ code, call, list, math, table },
 };
 
 /** The node of one block. `paint(text, at)` makes the nodes of a piece of the source's text. */
@@ -24,6 +26,8 @@ function inline(lines, paint) {
 function spans(all, paint) {
   return all.map((span) => {
     if (span.type === "text") return paint(span.text, span.at);
+    if (span.type === "br") return h("br");
+    if (span.type === "math") return formula("span.math", span, paint(span.text, span.at));
     if (span.type === "code") return h("code", {}, paint(span.text, span.at));
     return span.type === "link" ? link(span, paint) : h(span.type, {}, spans(span.spans, paint));
   });
@@ -36,10 +40,27 @@ function link({ href, spans: inside }, paint) {
 }
 
 function code({ language, lines }, paint) {
-  const text = h("code", { dir: "ltr" }, verbatim(lines, paint));
-  const copy = h("button.quiet", { "data-copy": "" }, "Copy");
+  const text = h("code", { dir: "ltr", "data-language": language || null }, verbatim(lines, paint));
+  const copy = h("button.quiet", { onclick: () => copyCode(copy, text) }, "Copy");
   const name = language || "code";
   return h("figure.code", {}, h("figcaption", {}, h("span", {}, name), copy), scrollable("pre", name, text));
+}
+
+/** As it is written, to be set later. */
+function formula(tag, { tex, display }, source) {
+  return Object.assign(h(tag, {}, source), { formula: { tex, display } });
+}
+
+function math({ tex, lines }, paint) {
+  return formula("div.math", { tex, display: true }, verbatim(lines, paint));
+}
+
+/** Without the marks of settings that stand between. */
+async function copyCode(button, code) {
+  const pieces = [...code.childNodes].filter((node) => !node.classList?.contains("mark"));
+  const copied = await copyText(pieces.map((node) => node.textContent).join(""));
+  button.textContent = copied ? "Copied" : "Select it, and press Ctrl+C";
+  setTimeout(() => (button.textContent = "Copy"), SHOWN_MS);
 }
 
 function call({ lines }, paint) {
