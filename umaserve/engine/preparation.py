@@ -169,7 +169,7 @@ class Preparation:
         if request.tools:
             if grammar is not None and (request.must_call or grammar.syntax is not Syntax.JSON_SCHEMA):
                 raise RequestError(Fault.BAD_REQUEST, "tools", f"expected to be absent where {grammar.field} is given")
-            field, form = "tools", self._template.tool_form
+            form = self._template.tool_form
             if request.continues_text:
                 if form.opened and grammar is None and not request.must_call:
                     return None
