@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import select
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -239,6 +241,39 @@ def test_a_new_engine_is_waited_for(tmp_path: Path) -> None:
     asked = httpx.post(f"http://{daemon.http}/tokenize", json={"content": "Hi"}, timeout=ANSWER_S).raise_for_status()
     assert asked.json()["tokens"]
     assert daemon.stop() == 0
+
+
+def test_an_engine_is_started_again_once_there_are_descriptors_for_it(tmp_path: Path) -> None:
+    """Clients have all that are left when it ends."""
+    limits = (80, 80)
+    daemon = Daemon(
+        tmp_path, env={"UMA_THREADS": "1"}, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    )
+    with contextlib.ExitStack() as clients:
+        for _ in range(limits[0]):
+            clients.enter_context(daemon.connect())
+        wait_for_log(daemon, "accepting pauses")
+        os.kill(engine_of(daemon), signal.SIGKILL)
+        wait_for_log(daemon, "the engine's process can't be started: Too many open files")
+    assert daemon.text(FAR_FROM_A_TIE, max_tokens=12).startswith(" 6, 7, 8")
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.logs, daemon.logs
+
+
+def wait_for_log(daemon: Daemon, words: str) -> None:
+    deadline = time.monotonic() + ANSWER_S
+    while words not in daemon.logs:
+        assert time.monotonic() < deadline, daemon.logs
+        time.sleep(0.01)
+
+
+def test_too_few_descriptors_for_the_daemon_itself_are_an_error_of_settings(tmp_path: Path) -> None:
+    few = (20, 20)
+    daemon = Daemon(tmp_path, wait=False, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, few))
+    assert daemon.process.wait(ANSWER_S) == 2
+    (line,) = daemon.logs.splitlines()
+    assert "may have 20 files and sockets open" in line
+    assert "ulimit -Hn" in line
 
 
 def test_the_engine_ends_with_a_killed_daemon(tmp_path: Path) -> None:

@@ -1386,6 +1386,20 @@ def test_remove_takes_only_our_own(what: str, replaced: bool, tmp_path: Path) ->
     assert os.listdir(tmp_path) == ([what] if replaced else [])
 
 
+def test_a_second_signal_may_come_while_the_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = SocketFile(path_in(tmp_path), 0o660)
+    unlink = os.unlink
+
+    def interrupted(path: str) -> None:
+        unlink(path)
+        file.remove()
+
+    monkeypatch.setattr(os, "unlink", interrupted)
+    file.socket.close()
+    file.remove()
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_socket_file_that_cannot_be_removed_is_logged_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

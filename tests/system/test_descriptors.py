@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from umaserve.errors import ConfigError
 from umaserve.system.descriptors import OWN_DESCRIPTORS, raise_descriptor_limit
 
 
@@ -50,6 +51,14 @@ def test_a_limit_that_is_too_low_is_told_once_with_what_to_do(
     assert record.levelname == "WARNING"
     for words in ("512", f"max_sessions = 1024 needs {1024 + OWN_DESCRIPTORS}", "LimitNOFILE=", "lower max_sessions"):
         assert words in record.getMessage()
+
+
+def test_a_limit_too_low_for_the_program_itself_is_an_error_of_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    Limits(monkeypatch, 20, OWN_DESCRIPTORS - 1)
+    with pytest.raises(ConfigError, match=rf"have {OWN_DESCRIPTORS - 1} files and .* needs {OWN_DESCRIPTORS} .*ulimit"):
+        raise_descriptor_limit(1024, "max_sessions")
+    Limits(monkeypatch, 20, OWN_DESCRIPTORS)
+    raise_descriptor_limit(1024, "max_sessions")
 
 
 @pytest.mark.parametrize("refusal", [PermissionError(errno.EPERM, "no"), ValueError("not allowed")])

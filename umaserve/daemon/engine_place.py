@@ -11,7 +11,7 @@ from typing import Protocol
 from umaserve.errors import ConfigError
 from umaserve.net.loop import READ, Loop
 from umaserve.remote.process import End
-from umaserve.serving.ticks import Allowance, Engine
+from umaserve.serving.ticks import Allowance, Engine, EngineLost
 from umaserve.settings.daemon import Config
 from umaserve.settings.models import ModelSpec
 from umaserve.system.progress import ProgressBar
@@ -53,7 +53,8 @@ class EngineHandle(Protocol):
 
 
 NewEngine = Callable[[ModelSpec], EngineHandle]
-"""Raises ``ConfigError`` where a file that the settings name can't be read."""
+"""Raises ``ConfigError`` where a file that the settings name can't be read, ``EngineLost`` where no process can be
+started."""
 
 
 class EnginePlace:
@@ -90,7 +91,7 @@ class EnginePlace:
         """Load the model, then call ``done`` with its engine, or the error."""
         try:
             self._handle = handle = self._new_engine(self._spec)
-        except ConfigError as error:
+        except (ConfigError, EngineLost) as error:
             done(error)
             return
         shown = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import socket
@@ -55,14 +56,21 @@ class EngineProcess:
 
     def __init__(self, chat_template: str | None = None, voice: RemoteVoice | None = None) -> None:
         """``chat_template``: the text of the operator's, instead of the model's own. ``voice``: speaks by this process
-        from its loading on."""
+        from its loading on. Raises ``EngineLost`` where no process can be started."""
         self._chat_template = chat_template
         self._voice = voice
-        pairs = [socket.socketpair() for _ in range(1 + THREADS)]
-        theirs = [their_end.fileno() for _, their_end in pairs]
-        self._process = program.start(PROGRAM, *map(str, theirs), pass_fds=theirs, variables=_HUGE_PAGES)
-        for _, their_end in pairs:
-            their_end.close()
+        with contextlib.ExitStack() as failed, contextlib.ExitStack() as started:
+            try:
+                pairs = []
+                for _ in range(1 + THREADS):
+                    our_end, their_end = socket.socketpair()
+                    pairs.append((failed.enter_context(our_end), started.enter_context(their_end)))
+                theirs = [their_end.fileno() for _, their_end in pairs]
+                self._process = program.start(PROGRAM, *map(str, theirs), pass_fds=theirs, variables=_HUGE_PAGES)
+            except OSError as error:
+                # Mostly no descriptor is left, or no process.
+                raise EngineLost(f"the engine's process can't be started: {error.strerror}") from None
+            failed.pop_all()
         (self.life, *ours) = (our_end for our_end, _ in pairs)
         """Readable once the process has ended, or says its last words."""
         self._channels = [Channel(our_end) for our_end in ours]

@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 
+from umaserve.errors import ConfigError
 from umaserve.system import macos
 
 log = logging.getLogger(__name__)
@@ -18,7 +19,8 @@ OWN_DESCRIPTORS = 64
 def raise_descriptor_limit(connections: int, setting: str) -> None:
     """Raise the soft limit to the hard limit: the usual soft limit is meant for programs that use select(2).
 
-    Logs a warning where that is too few for ``connections``, the value of the setting named ``setting``.
+    Logs a warning where that is too few for ``connections``, the value of the setting named ``setting``. Raises
+    ``ConfigError`` where it is too few for the program itself.
     """
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     # macOS calls its own limit none, and refuses more than that.
@@ -29,6 +31,11 @@ def raise_descriptor_limit(connections: int, setting: str) -> None:
         limit = wanted
     except (OSError, ValueError) as error:
         log.debug("the limit of open files stays: %s", error)
+    if 0 <= limit < OWN_DESCRIPTORS:
+        raise ConfigError(
+            f"this process may have {limit} files and sockets open, and needs {OWN_DESCRIPTORS} besides its connections: "
+            "raise the limit (ulimit -Hn, or LimitNOFILE= in a unit)"
+        )
     needed = connections + OWN_DESCRIPTORS
     if limit != resource.RLIM_INFINITY and limit < needed:
         log.warning(
