@@ -81,8 +81,10 @@ class SocketFile:
         self._unlock()
 
     def _unlock(self) -> None:
-        # Taken first: a second signal removes the files, too, wherever the first one has got.
+        # A second signal removes the files too, wherever the first one has got.
         lock, self._lock_fd = self._lock_fd, -1
+        if lock < 0:
+            return
         with contextlib.suppress(OSError):
             _unlink_own(f"{self.path}.lock", os.fstat(lock).st_ino)
         os.close(lock)
