@@ -9,22 +9,24 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from umaserve.client import DEFAULT_SOCKET, Client, ServerError, Stream
+from umaserve.client import Client, ServerError, Stream
 from umaserve.commands import keys as keys_cli
 from umaserve.commands.parser import Parser, loaded
 from umaserve.errors import ConfigError
 from umaserve.settings.daemon import SETTINGS
 from umaserve.settings.sources import nearest, printable
+from umaserve.system import systemd
 from umaserve.system.descriptors import open_standard_streams
+from umaserve.system.unix_sockets import path_to_call
 
 if TYPE_CHECKING:
-    from umaserve.settings.models import Catalogue, ModelSpec
+    from umaserve.settings.models import ModelSpec
 
 _DESCRIPTION = """\
 Serves GGUF models over a Unix socket, HTTP and WebSocket.
@@ -43,8 +45,8 @@ commands ("umaserve COMMAND --help" explains each):
   doctor    say what is wrong with this machine, and what to do
 
 examples:
-  umaserve --socket /tmp/uma.sock --http 127.0.0.1:8080
-  umaserve ask --socket /tmp/uma.sock "Why is the sky blue?"
+  umaserve
+  umaserve ask "Why is the sky blue?"
 
 A setting comes from its flag, else its variable (UMA_N_CTX), else the file of
 --config, else its default.
@@ -130,11 +132,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: Sequence[str]) -> int:
-    read_catalogue = _catalogue("umaserve", "[COMMAND] [FLAGS]", _DESCRIPTION, arguments)
-    if read_catalogue is None:
+    # Imported here, as what follows: no client needs it.
+    from umaserve.commands import own_daemon
+    from umaserve.settings import models
+
+    placed = functools.partial(own_daemon.with_own_places, environ=os.environ)
+    found = loaded("umaserve", "[COMMAND] [FLAGS]", _DESCRIPTION, SETTINGS, arguments, placed=placed)
+    if found is None:
         return 0
+    read_catalogue = functools.partial(models.read, found.config, found.file)
     catalogue = read_catalogue()
-    # Imported here: the clients need none of it.
     from umaserve.daemon.server import Server
     from umaserve.engine import chat_template
     from umaserve.remote.process import EngineProcess
@@ -151,33 +158,31 @@ def _serve(arguments: Sequence[str]) -> int:
         template(spec)
     config = catalogue.default.config
     voice = RemoteVoice(Path(config.tts_model).stem) if config.tts_model else None
-    return Server(catalogue, new_engine, voice, read_catalogue).run()
+    watched = config.log_format == "text" and not systemd.is_service()
+    return Server(
+        catalogue,
+        new_engine,
+        voice,
+        read_catalogue,
+        http_is_optional=found.origins["http"] == own_daemon.ORIGIN,
+        program=own_daemon.as_typed(os.environ) if watched else "",
+    ).run()
 
 
 def _models(arguments: Sequence[str]) -> int:
     from umaserve.commands import models as models_cli
     from umaserve.commands import served_models
+    from umaserve.settings.models import read
 
     if arguments and arguments[0] in served_models.COMMANDS:
         parser = Parser("umaserve models", description=served_models.DESCRIPTION)
         return served_models.run(parser, arguments, _write)
     if arguments and arguments[0] == "remove":
         return models_cli.remove(arguments[1:], _write)
-    read_catalogue = _catalogue("umaserve models", "[FLAGS]", models_cli.DESCRIPTION, arguments, models_cli.FIRST)
-    if read_catalogue is not None:
-        _write(models_cli.listing(read_catalogue()))
+    found = loaded("umaserve models", "[FLAGS]", models_cli.DESCRIPTION, SETTINGS, arguments, models_cli.FIRST)
+    if found is not None:
+        _write(models_cli.listing(read(found.config, found.file)))
     return 0
-
-
-def _catalogue(
-    program: str, usage: str, about: str, arguments: Sequence[str], first: Sequence[str] | None = None
-) -> Callable[[], Catalogue] | None:
-    """Reads the models of the daemon with these flags, the default one first."""
-    # Imported here: no client needs it.
-    from umaserve.settings import models
-
-    found = loaded(program, usage, about, SETTINGS, arguments, first)
-    return None if found is None else functools.partial(models.read, found.config, found.file)
 
 
 def _relay(arguments: Sequence[str]) -> int:
@@ -202,8 +207,8 @@ def _client_parser(command: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--socket",
         metavar="PATH",
-        default=os.environ.get("UMA_SOCK", DEFAULT_SOCKET),
-        help=f"the daemon's Unix socket (default: $UMA_SOCK, else {DEFAULT_SOCKET})",
+        default=os.environ.get("UMA_SOCK") or path_to_call(os.environ),
+        help="the daemon's Unix socket (default: $UMA_SOCK, else yours in $XDG_RUNTIME_DIR, else /run/uma.sock)",
     )
     return parser
 

@@ -30,7 +30,7 @@ Has a conversation with a running daemon that serves HTTP. With a prompt it asks
 per line. Ctrl-C ends an answer, Ctrl-D the conversation.
 
 examples:
-  umaserve --socket /tmp/uma.sock --http 127.0.0.1:8080 &
+  umaserve &
   umaserve chat
   umaserve chat --speak answer.wav "Tell me about the sea in two sentences."
   umaserve chat --image before.jpg --image after.jpg "What has changed?"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from umaserve import __version__
@@ -59,10 +59,12 @@ def loaded(
     settings: Settings[C],
     arguments: Sequence[str],
     first: Sequence[str] | None = None,
+    placed: Callable[[Loaded[C]], Loaded[C]] | None = None,
 ) -> Loaded[C] | None:
     """A program's settings, with its log set up; ``None`` where all that was wanted was to see them.
 
     ``first``: what ``--help`` shows, if other settings matter first in this command than in the program.
+    ``placed``: chooses what no setting says.
     """
     parser = Parser(program, usage=f"{program} {usage}", description=description, add_help=False)
     add_settings(parser, settings, arguments, settings.first if first is None else first)
@@ -71,6 +73,8 @@ def loaded(
     flags = vars(parser.parse_args(arguments))
     print_config = flags.pop("print_config")
     found = settings.load(flags, os.environ)
+    if placed is not None:
+        found = placed(found)
     if print_config:
         print(settings.render(found), end="")
         return None
