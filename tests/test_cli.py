@@ -8,6 +8,7 @@ import signal
 import socket
 import struct
 import threading
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from frames import uds_frame
 
 from umaserve import cli
 from umaserve.cli import main
+from umaserve.commands.foreign_names import FLAGS
+from umaserve.settings.daemon import SETTINGS
 
 TOKEN = uds_frame({"event": "token", "id": "c", "text": "Yes", "token_id": 1})
 END = uds_frame({"event": "eos", "id": "c", "reason": "stop", "usage": {}})
@@ -189,10 +192,42 @@ def test_metrics_that_are_refused_are_one_line(serve: Callable[..., str], capsys
     ("command", "problem"),
     [
         ("modles", "no command is named modles, did you mean models? (see umaserve --help)"),
-        ("model.gguf", "no command is named model.gguf, did you mean --model model.gguf? (see umaserve --help)"),
+        ("list", "no command is named list: umaserve models (see umaserve --help)"),
         ("\x1b[2J", 'no command is named "\\u001b[2J" (see umaserve --help)'),
     ],
 )
 def test_an_unknown_command_is_told(command: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "list"]) == 2
     assert capsys.readouterr().err == f"umaserve: {problem}\n"
+
+
+@pytest.mark.parametrize("command", ["run", "start", "stop", "ls", "ps", "show", "rm"])
+def test_what_other_servers_call_commands_is_told(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command]) == 2
+    assert f"umaserve: no command is named {command}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["a/b.gguf"], ["serve", "a/b.gguf"], ["--model", "a/b.gguf"]])
+def test_a_model_needs_no_flag(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--n-ctx", "512", "--print-config"]) == 0
+    printed = tomllib.loads(capsys.readouterr().out)
+    assert (printed["model"], printed["n_ctx"]) == ("a/b.gguf", 512)
+
+
+def test_what_other_servers_call_flags_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as left:
+            main(arguments)
+        assert left.value.code == 2
+        return capsys.readouterr().err
+
+    settings = {one.flag for one in SETTINGS.by_key.values()} | {"--config"}
+    for flag, here in FLAGS.items():
+        assert here.partition(" ")[0] in settings
+        assert f", {flag} is {here} here (see umaserve --help)" in said("serve", flag, "9")
+    several = said("-m", "a.gguf", "--port=8081", "-ngl", "99")
+    assert ", -m is --model here" in several
+    assert ", --port is --http HOST:PORT here" in several
+    assert ", -ngl is --n-gpu-layers here" in several
+    assert ", a.gguf is --model a.gguf here" in said("--parallel", "2", "a.gguf")
+    assert "--http" not in said("relay", "--port", "1")

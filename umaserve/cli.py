@@ -17,6 +17,7 @@ import orjson
 
 from umaserve.client import Client, ServerError, Stream
 from umaserve.commands import keys as keys_cli
+from umaserve.commands.foreign_names import COMMANDS as FOREIGN_COMMANDS
 from umaserve.commands.parser import Parser, loaded
 from umaserve.errors import ConfigError
 from umaserve.settings.daemon import SETTINGS
@@ -45,7 +46,7 @@ commands ("umaserve COMMAND --help" explains each):
   doctor    say what is wrong with this machine, and what to do
 
 examples:
-  umaserve
+  umaserve model.gguf
   umaserve ask "Why is the sky blue?"
 
 A setting comes from its flag, else its variable (UMA_N_CTX), else the file of
@@ -113,11 +114,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "tune": _tune,
         "doctor": _doctor,
     }
-    command = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "serve"
+    command = arguments.pop(0) if _is_word(arguments) and not _is_model(arguments) else "serve"
+    if command == "serve" and _is_model(arguments):
+        arguments.insert(0, "--model")
     try:
         if command not in commands:
-            a_file = command.endswith(".gguf")
-            hint = f", did you mean --model {printable(command)}?" if a_file else nearest(command, commands)
+            here = FOREIGN_COMMANDS.get(command)
+            hint = f": {here}" if here else nearest(command, commands)
             raise ConfigError(f"no command is named {printable(command)}{hint} (see umaserve --help)")
         return commands[command](arguments)
     except ConfigError as error:
@@ -129,6 +132,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def _is_word(arguments: Sequence[str]) -> bool:
+    return bool(arguments) and not arguments[0].startswith("-")
+
+
+def _is_model(arguments: Sequence[str]) -> bool:
+    return _is_word(arguments) and arguments[0].endswith(".gguf")
 
 
 def _serve(arguments: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from umaserve import __version__
+from umaserve.commands.foreign_names import FLAGS
 from umaserve.settings.sources import Loaded, Settings, nearest
 from umaserve.system import logs
 
@@ -38,9 +39,17 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
-            flags = [flag for action in self._actions for flag in action.option_strings]
-            message += nearest(unknown.split()[0].partition("=")[0], flags)
+            message += self._meant(unknown.split())
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def _meant(self, unknown: Sequence[str]) -> str:
+        """A hint at what the unknown arguments may mean, beginning with a comma; empty if nothing is like them."""
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        names = [argument.partition("=")[0] for argument in unknown]
+        known = {name: FLAGS[name] for name in names if name in FLAGS and FLAGS[name].partition(" ")[0] in flags}
+        if "--model" in flags and "--model" not in known.values():
+            known |= {name: f"--model {name}" for name in names if name.endswith(".gguf")}
+        return "".join(f", {name} is {here} here" for name, here in known.items()) or nearest(names[0], flags)
 
 
 def add_settings(parser: Parser, settings: Settings[C], arguments: Sequence[str], first: Sequence[str]) -> None:
