@@ -153,6 +153,8 @@ def _serve(arguments: Sequence[str]) -> int:
         return 0
     read_catalogue = functools.partial(models.read, found.config, found.file)
     catalogue = read_catalogue()
+    # Now rather than after minutes, and for another reason than what a service is restarted for.
+    models.check_files(catalogue)
     from umaserve.daemon.server import Server
     from umaserve.engine import chat_template
     from umaserve.remote.process import EngineProcess

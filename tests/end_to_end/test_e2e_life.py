@@ -57,7 +57,7 @@ def test_print_config_and_the_word_serve():
 
 def bad_models(directory: Path) -> dict[str, Path]:
     real = find("")
-    paths = {name: directory / f"{name}.gguf" for name in ("missing", "text", "empty", "short", "header")}
+    paths = {name: directory / f"{name}.gguf" for name in ("text", "empty", "short", "header")}
     paths["text"].write_text("This is no model.\n" * 100)
     paths["empty"].write_bytes(b"")
     shutil.copy(real, paths["short"])
@@ -67,13 +67,22 @@ def bad_models(directory: Path) -> dict[str, Path]:
     return paths
 
 
-@pytest.mark.parametrize("name", ["missing", "text", "empty", "short", "header"])
+@pytest.mark.parametrize("name", ["text", "empty", "short", "header"])
 def test_a_model_that_cannot_be_loaded_is_one_line_and_status_1(tmp_path: Path, name: str):
     result = run("--socket", str(tmp_path / "s"), "--model", str(bad_models(tmp_path)[name]), "--log-level", "error")
     assert result.returncode == 1
     assert name in result.stderr
     assert len(result.stderr.splitlines()) == 1, result.stderr
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("flag", ["--model", "--lora", "--mmproj", "--draft-model"])
+def test_a_missing_file_is_found_before_anything_and_status_2(tmp_path: Path, flag: str):
+    result = run("--socket", str(tmp_path / "s"), flag, str(tmp_path / "none.gguf"))
+    assert result.returncode == 2
+    key = flag.removeprefix("--").replace("-", "_")
+    advice = "No such file or directory: name a GGUF file that this user may read"
+    assert result.stderr == f"umaserve: {key}: {tmp_path / 'none.gguf'}: {advice}\n"
 
 
 def test_a_waiting_request_is_told_that_the_model_cannot_be_loaded(own_daemon, tmp_path: Path):
