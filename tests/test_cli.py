@@ -160,7 +160,7 @@ def test_who_speaks_otherwise_is_told_so(
 def test_metrics_of_models_are_lines_of_their_own(
     serve: Callable[..., str], flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = {"event": "metrics", "state": "ready", "models": {"a b": {"state": "loaded", "threads": 2}}}
+    told = {"event": "metrics", "state": "ready", "models": {"a b": {"state": "loaded", "aliases": ["c", "d"]}}}
 
     def answering(listener: socket.socket) -> None:
         sock, _ = listener.accept()
@@ -173,7 +173,7 @@ def test_metrics_of_models_are_lines_of_their_own(
     if flags:
         assert orjson.loads(out) == told
     else:
-        lines = ["state               ready", "models.a b.state    loaded", "models.a b.threads  2"]
+        lines = ["state               ready", "models.a b.state    loaded", "models.a b.aliases  c, d"]
         assert out.splitlines() == lines
 
 
@@ -231,3 +231,22 @@ def test_what_other_servers_call_flags_is_told(capsys: pytest.CaptureFixture[str
     assert ", -ngl is --n-gpu-layers here" in several
     assert ", a.gguf is --model a.gguf here" in said("--parallel", "2", "a.gguf")
     assert "--http" not in said("relay", "--port", "1")
+
+
+@pytest.mark.parametrize("name", ["small", "other", "small:latest", "small.gguf", "default", "nosuch"])
+def test_ask_warns_which_model_answers(
+    name: str, serve: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def life(listener: socket.socket) -> None:
+        looking, _ = listener.accept()
+        with looking:
+            assert request(looking) == {"type": "metrics"}
+            looking.sendall(uds_frame({"event": "metrics", "models": {"first": {}, "small": {"aliases": ["other"]}}}))
+        asking, _ = listener.accept()
+        with asking:
+            assert request(asking)["model"] == name
+            asking.sendall(TOKEN + END)
+
+    assert main(["ask", "--socket", serve(life), "--model", name, "Hi"]) == 0
+    warning = "umaserve: no model is named nosuch: first answers\n" if name == "nosuch" else ""
+    assert capsys.readouterr() == ("Yes\n", warning)

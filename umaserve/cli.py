@@ -17,6 +17,7 @@ import orjson
 
 from umaserve.client import Client, ServerError, Stream
 from umaserve.commands import keys as keys_cli
+from umaserve.commands.answering_model import another_model
 from umaserve.commands.foreign_names import COMMANDS as FOREIGN_COMMANDS
 from umaserve.commands.parser import Parser, loaded
 from umaserve.errors import ConfigError
@@ -246,6 +247,8 @@ def _ask(arguments: Sequence[str]) -> int:
     if not options.raw:
         request["chat"] = [{"role": "system", "content": options.system}] if options.system else True
     try:
+        if options.model:
+            _say_who_answers(options.socket, options.model)
         with Client(options.socket).generate(prompt, **request) as stream:
             interrupt = _Interrupt(stream)
             if not stream.wait(ANSWER_S):
@@ -257,6 +260,13 @@ def _ask(arguments: Sequence[str]) -> int:
     except OSError as error:
         return _unreachable(options.socket, error)
     return interrupt.status
+
+
+def _say_who_answers(path: str, model: str) -> None:
+    """Warn where no model has this name. Raises as ``Client.metrics``."""
+    told = Client(path, timeout=ANSWER_S).metrics().get("models", {})
+    if warning := another_model(model, {name: one.get("aliases", ()) for name, one in told.items()}):
+        print(f"umaserve: {warning}", file=sys.stderr)
 
 
 def _print_stream(stream: Stream, *, raw_events: bool) -> None:
@@ -323,6 +333,7 @@ def _metrics(arguments: Sequence[str]) -> int:
         return 0
     del event["event"]
     for name, values in event.pop("models", {}).items():
+        values = {**values, "aliases": ", ".join(values["aliases"])} if "aliases" in values else values
         event |= {f"models.{name}.{key}": value for key, value in values.items()}
     width = max(map(len, event))
     _write("".join(f"{name:<{width}}  {value}\n" for name, value in event.items()))

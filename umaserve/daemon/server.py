@@ -276,7 +276,8 @@ class Server:
             "rx_bytes_total": self._entrances.bytes_received,
             "tx_bytes_total": self._entrances.bytes_sent,
         }
-        return Metrics(values, self._models.snapshot_of_each())
+        aliases = {one.name: one.aliases for one in self._models.listed() if one.aliases}
+        return Metrics(values, self._models.snapshot_of_each(), aliases)
 
     def _prometheus(self) -> bytes:
         metrics = self._metrics()
