@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import struct
+import sys
 import threading
 import tomllib
 from collections.abc import Callable, Iterator
@@ -250,3 +251,33 @@ def test_ask_warns_which_model_answers(
     assert main(["ask", "--socket", serve(life), "--model", name, "Hi"]) == 0
     warning = "umaserve: no model is named nosuch: first answers\n" if name == "nosuch" else ""
     assert capsys.readouterr() == ("Yes\n", warning)
+
+
+HOSTILE = "\x1b]0;t\x07a\r\u009b2Jb\u202ec\u2066d\u2028é\u200d\tx\n"
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+@pytest.mark.parametrize("watched", [True, False])
+def test_an_answer_does_not_steer_the_terminal(
+    watched: bool,
+    flags: list[str],
+    serve: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def life(listener: socket.socket) -> None:
+        asking, _ = listener.accept()
+        with asking:
+            request(asking)
+            asking.sendall(uds_frame({"event": "token", "id": "c", "text": HOSTILE, "token_id": 1}) + END)
+
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: watched)
+    assert main(["ask", "--socket", serve(life), *flags, "Hi"]) == 0
+    out = capsys.readouterr().out
+    if flags:
+        assert orjson.loads(out.partition("\n")[0])["text"] == HOSTILE
+        assert ("\u009b" in out) is not watched
+    elif watched:
+        assert out == "\\u001b]0;t\\u0007a\\u000d\\u009b2Jb\\u202ec\\u2066d\\u2028é\u200d\tx\n\n"
+    else:
+        assert out == HOSTILE + "\n"

@@ -25,6 +25,7 @@ from umaserve.settings.daemon import SETTINGS
 from umaserve.settings.sources import nearest, printable
 from umaserve.system import systemd
 from umaserve.system.descriptors import open_standard_streams
+from umaserve.system.terminal import escaped
 from umaserve.system.unix_sockets import path_to_call
 
 if TYPE_CHECKING:
@@ -304,7 +305,8 @@ class _ReaderLeftError(Exception):
 
 def _write(text: str) -> None:
     try:
-        sys.stdout.write(text)
+        # Models, too, may write what steers a terminal; a pipe gets all as it is.
+        sys.stdout.write(escaped(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
     except BrokenPipeError:
         raise _ReaderLeftError from None
@@ -368,7 +370,7 @@ def _doctor(arguments: Sequence[str]) -> int:
 
 
 def _refused(error: ServerError) -> int:
-    print(f"umaserve: {error}", file=sys.stderr)
+    print(f"umaserve: {escaped(str(error))}", file=sys.stderr)
     return 1
 
 

@@ -22,6 +22,7 @@ from umaserve.commands.chat_speech import SpeechFile
 from umaserve.commands.chat_status import Status
 from umaserve.commands.http_call import DEFAULT_URL, CallError, call
 from umaserve.net.tls import client_context
+from umaserve.system.terminal import escaped
 from umaserve.wire.pcm import pcm16
 from umaserve.wire.websocket import CloseCode, WebSocketCodec
 from umaserve.wire.websocket_handshake import HandshakeFailed, check_accept, client_handshake, read_answer
@@ -102,7 +103,7 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
 
 
 def _complain(error: Exception) -> None:
-    print(f"umaserve: {error}", file=sys.stderr)
+    print(f"umaserve: {escaped(str(error))}", file=sys.stderr)
 
 
 def _look_for_model(options: argparse.Namespace, name: str) -> None:

@@ -26,7 +26,7 @@ _STAYS_BELOW = re.compile(r"(?:(?!\.{0,2}/)[^/\\]+/)*[^/\\]+")
 _SHA256 = re.compile("[0-9a-f]{64}")
 _PROJECTOR = "mmproj"
 MAX_FILES = 4096
-"""GGUF files of one repository: some ten times as many as those with all quantizations of the largest models have."""
+"""GGUF files of one repository."""
 MAX_BYTES = 1 << 50
 """Of one file."""
 
