@@ -138,7 +138,7 @@ def _daemon(relay: str, number_: int, cells: int, host_cache: int) -> Iterator[N
         socket = Path(folder, "uma.sock")
         command = [sys.executable, "-m", "umaserve", "--socket", str(socket), "--relay", f"http://{relay}"]
         command += ["--worker-secret", SECRET, "--worker-name", f"box-{number_}"]
-        settings = {"UMA_THREADS": "1", "UMA_N_CTX": str(cells), "GOMP_SPINCOUNT": "0"}
+        settings = {"UMA_HTTP": "", "UMA_THREADS": "1", "UMA_N_CTX": str(cells), "GOMP_SPINCOUNT": "0"}
         settings["UMA_HOST_CACHE_BYTES"] = str(host_cache << 20)
         with running(command, socket.exists, **settings):
             yield

@@ -77,7 +77,8 @@ ROOMS = {
         "system",
     }
     | {"remote", "errors", "exposition", "messages", "metrics", "model_names", "outputs", "queries"},
-    "commands": {"engine", "access", "client", "media", "net", "wire", "settings", "system", "errors", "messages"},
+    "commands": {"engine", "access", "client", "media", "net", "wire", "settings", "system"}
+    | {"errors", "messages", "model_names"},
 }
 """What each room may import of umaserve besides itself: only rooms above it in this table."""
 

@@ -7,7 +7,9 @@ import os
 import signal
 import socket
 import struct
+import sys
 import threading
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from frames import uds_frame
 
 from umaserve import cli
 from umaserve.cli import main
+from umaserve.commands.foreign_names import FLAGS
+from umaserve.settings.daemon import SETTINGS
 
 TOKEN = uds_frame({"event": "token", "id": "c", "text": "Yes", "token_id": 1})
 END = uds_frame({"event": "eos", "id": "c", "reason": "stop", "usage": {}})
@@ -157,7 +161,7 @@ def test_who_speaks_otherwise_is_told_so(
 def test_metrics_of_models_are_lines_of_their_own(
     serve: Callable[..., str], flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = {"event": "metrics", "state": "ready", "models": {"a b": {"state": "loaded", "threads": 2}}}
+    told = {"event": "metrics", "state": "ready", "models": {"a b": {"state": "loaded", "aliases": ["c", "d"]}}}
 
     def answering(listener: socket.socket) -> None:
         sock, _ = listener.accept()
@@ -170,7 +174,7 @@ def test_metrics_of_models_are_lines_of_their_own(
     if flags:
         assert orjson.loads(out) == told
     else:
-        lines = ["state               ready", "models.a b.state    loaded", "models.a b.threads  2"]
+        lines = ["state               ready", "models.a b.state    loaded", "models.a b.aliases  c, d"]
         assert out.splitlines() == lines
 
 
@@ -189,10 +193,91 @@ def test_metrics_that_are_refused_are_one_line(serve: Callable[..., str], capsys
     ("command", "problem"),
     [
         ("modles", "no command is named modles, did you mean models? (see umaserve --help)"),
-        ("model.gguf", "no command is named model.gguf, did you mean --model model.gguf? (see umaserve --help)"),
+        ("list", "no command is named list: umaserve models (see umaserve --help)"),
         ("\x1b[2J", 'no command is named "\\u001b[2J" (see umaserve --help)'),
     ],
 )
 def test_an_unknown_command_is_told(command: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "list"]) == 2
     assert capsys.readouterr().err == f"umaserve: {problem}\n"
+
+
+@pytest.mark.parametrize("command", ["run", "start", "stop", "ls", "ps", "show", "rm"])
+def test_what_other_servers_call_commands_is_told(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command]) == 2
+    assert f"umaserve: no command is named {command}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["a/b.gguf"], ["serve", "a/b.gguf"], ["--model", "a/b.gguf"]])
+def test_a_model_needs_no_flag(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--n-ctx", "512", "--print-config"]) == 0
+    printed = tomllib.loads(capsys.readouterr().out)
+    assert (printed["model"], printed["n_ctx"]) == ("a/b.gguf", 512)
+
+
+def test_what_other_servers_call_flags_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as left:
+            main(arguments)
+        assert left.value.code == 2
+        return capsys.readouterr().err
+
+    settings = {one.flag for one in SETTINGS.by_key.values()} | {"--config"}
+    for flag, here in FLAGS.items():
+        assert here.partition(" ")[0] in settings
+        assert f", {flag} is {here} here (see umaserve --help)" in said("serve", flag, "9")
+    several = said("-m", "a.gguf", "--port=8081", "-ngl", "99")
+    assert ", -m is --model here" in several
+    assert ", --port is --http HOST:PORT here" in several
+    assert ", -ngl is --n-gpu-layers here" in several
+    assert ", a.gguf is --model a.gguf here" in said("--parallel", "2", "a.gguf")
+    assert "--http" not in said("relay", "--port", "1")
+
+
+@pytest.mark.parametrize("name", ["small", "other", "small:latest", "small.gguf", "default", "nosuch"])
+def test_ask_warns_which_model_answers(
+    name: str, serve: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def life(listener: socket.socket) -> None:
+        looking, _ = listener.accept()
+        with looking:
+            assert request(looking) == {"type": "metrics"}
+            looking.sendall(uds_frame({"event": "metrics", "models": {"first": {}, "small": {"aliases": ["other"]}}}))
+        asking, _ = listener.accept()
+        with asking:
+            assert request(asking)["model"] == name
+            asking.sendall(TOKEN + END)
+
+    assert main(["ask", "--socket", serve(life), "--model", name, "Hi"]) == 0
+    warning = "umaserve: no model is named nosuch: first answers\n" if name == "nosuch" else ""
+    assert capsys.readouterr() == ("Yes\n", warning)
+
+
+HOSTILE = "\x1b]0;t\x07a\r\u009b2Jb\u202ec\u2066d\u2028é\u200d\tx\n"
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+@pytest.mark.parametrize("watched", [True, False])
+def test_an_answer_does_not_steer_the_terminal(
+    watched: bool,
+    flags: list[str],
+    serve: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def life(listener: socket.socket) -> None:
+        asking, _ = listener.accept()
+        with asking:
+            request(asking)
+            asking.sendall(uds_frame({"event": "token", "id": "c", "text": HOSTILE, "token_id": 1}) + END)
+
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: watched)
+    assert main(["ask", "--socket", serve(life), *flags, "Hi"]) == 0
+    out = capsys.readouterr().out
+    if flags:
+        assert orjson.loads(out.partition("\n")[0])["text"] == HOSTILE
+        assert ("\u009b" in out) is not watched
+    elif watched:
+        assert out == "\\u001b]0;t\\u0007a\\u000d\\u009b2Jb\\u202ec\\u2066d\\u2028é\u200d\tx\n\n"
+    else:
+        assert out == HOSTILE + "\n"

@@ -9,23 +9,28 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from umaserve.client import DEFAULT_SOCKET, Client, ServerError, Stream
+from umaserve.client import Client, ServerError, Stream
 from umaserve.commands import keys as keys_cli
+from umaserve.commands.answering_model import another_model
+from umaserve.commands.foreign_names import COMMANDS as FOREIGN_COMMANDS
 from umaserve.commands.parser import Parser, loaded
 from umaserve.errors import ConfigError
 from umaserve.settings.daemon import SETTINGS
 from umaserve.settings.sources import nearest, printable
+from umaserve.system import systemd
 from umaserve.system.descriptors import open_standard_streams
 from umaserve.system.signals import handle_early
+from umaserve.system.terminal import escaped
+from umaserve.system.unix_sockets import path_to_call
 
 if TYPE_CHECKING:
-    from umaserve.settings.models import Catalogue, ModelSpec
+    from umaserve.settings.models import ModelSpec
 
 _DESCRIPTION = """\
 Serves GGUF models over a Unix socket, HTTP and WebSocket.
@@ -44,8 +49,8 @@ commands ("umaserve COMMAND --help" explains each):
   doctor    say what is wrong with this machine, and what to do
 
 examples:
-  umaserve --socket /tmp/uma.sock --http 127.0.0.1:8080
-  umaserve ask --socket /tmp/uma.sock "Why is the sky blue?"
+  umaserve model.gguf
+  umaserve ask "Why is the sky blue?"
 
 A setting comes from its flag, else its variable (UMA_N_CTX), else the file of
 --config, else its default.
@@ -112,11 +117,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "tune": _tune,
         "doctor": _doctor,
     }
-    command = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "serve"
+    command = arguments.pop(0) if _is_word(arguments) and not _is_model(arguments) else "serve"
+    if command == "serve" and _is_model(arguments):
+        arguments.insert(0, "--model")
     try:
         if command not in commands:
-            a_file = command.endswith(".gguf")
-            hint = f", did you mean --model {printable(command)}?" if a_file else nearest(command, commands)
+            here = FOREIGN_COMMANDS.get(command)
+            hint = f": {here}" if here else nearest(command, commands)
             raise ConfigError(f"no command is named {printable(command)}{hint} (see umaserve --help)")
         return commands[command](arguments)
     except ConfigError as error:
@@ -130,13 +137,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
+def _is_word(arguments: Sequence[str]) -> bool:
+    return bool(arguments) and not arguments[0].startswith("-")
+
+
+def _is_model(arguments: Sequence[str]) -> bool:
+    return _is_word(arguments) and arguments[0].endswith(".gguf")
+
+
 def _serve(arguments: Sequence[str]) -> int:
     handle_early()
-    read_catalogue = _catalogue("umaserve", "[COMMAND] [FLAGS]", _DESCRIPTION, arguments)
-    if read_catalogue is None:
+    # Imported here, as what follows: no client needs it.
+    from umaserve.commands import own_daemon
+    from umaserve.settings import models
+
+    placed = functools.partial(own_daemon.with_own_places, environ=os.environ)
+    found = loaded("umaserve", "[COMMAND] [FLAGS]", _DESCRIPTION, SETTINGS, arguments, placed=placed)
+    if found is None:
         return 0
+    read_catalogue = functools.partial(models.read, found.config, found.file)
     catalogue = read_catalogue()
-    # Imported here: the clients need none of it.
+    # Now rather than after minutes, and for another reason than what a service is restarted for.
+    models.check_files(catalogue)
     from umaserve.daemon.server import Server
     from umaserve.engine import chat_template
     from umaserve.remote.process import EngineProcess
@@ -153,33 +175,31 @@ def _serve(arguments: Sequence[str]) -> int:
         template(spec)
     config = catalogue.default.config
     voice = RemoteVoice(Path(config.tts_model).stem) if config.tts_model else None
-    return Server(catalogue, new_engine, voice, read_catalogue).run()
+    watched = config.log_format == "text" and not systemd.is_service()
+    return Server(
+        catalogue,
+        new_engine,
+        voice,
+        read_catalogue,
+        http_is_optional=found.origins["http"] == own_daemon.ORIGIN,
+        program=own_daemon.as_typed(os.environ) if watched else "",
+    ).run()
 
 
 def _models(arguments: Sequence[str]) -> int:
     from umaserve.commands import models as models_cli
     from umaserve.commands import served_models
+    from umaserve.settings.models import read
 
     if arguments and arguments[0] in served_models.COMMANDS:
         parser = Parser("umaserve models", description=served_models.DESCRIPTION)
         return served_models.run(parser, arguments, _write)
     if arguments and arguments[0] == "remove":
         return models_cli.remove(arguments[1:], _write)
-    read_catalogue = _catalogue("umaserve models", "[FLAGS]", models_cli.DESCRIPTION, arguments, models_cli.FIRST)
-    if read_catalogue is not None:
-        _write(models_cli.listing(read_catalogue()))
+    found = loaded("umaserve models", "[FLAGS]", models_cli.DESCRIPTION, SETTINGS, arguments, models_cli.FIRST)
+    if found is not None:
+        _write(models_cli.listing(read(found.config, found.file)))
     return 0
-
-
-def _catalogue(
-    program: str, usage: str, about: str, arguments: Sequence[str], first: Sequence[str] | None = None
-) -> Callable[[], Catalogue] | None:
-    """Reads the models of the daemon with these flags, the default one first."""
-    # Imported here: no client needs it.
-    from umaserve.settings import models
-
-    found = loaded(program, usage, about, SETTINGS, arguments, first)
-    return None if found is None else functools.partial(models.read, found.config, found.file)
 
 
 def _relay(arguments: Sequence[str]) -> int:
@@ -206,8 +226,8 @@ def _client_parser(command: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--socket",
         metavar="PATH",
-        default=os.environ.get("UMA_SOCK", DEFAULT_SOCKET),
-        help=f"the daemon's Unix socket (default: $UMA_SOCK, else {DEFAULT_SOCKET})",
+        default=os.environ.get("UMA_SOCK") or path_to_call(os.environ),
+        help="the daemon's Unix socket (default: $UMA_SOCK, else yours in $XDG_RUNTIME_DIR, else /run/uma.sock)",
     )
     return parser
 
@@ -232,6 +252,8 @@ def _ask(arguments: Sequence[str]) -> int:
     if not options.raw:
         request["chat"] = [{"role": "system", "content": options.system}] if options.system else True
     try:
+        if options.model:
+            _say_who_answers(options.socket, options.model)
         with Client(options.socket).generate(prompt, **request) as stream:
             interrupt = _Interrupt(stream)
             if not stream.wait(ANSWER_S):
@@ -243,6 +265,13 @@ def _ask(arguments: Sequence[str]) -> int:
     except OSError as error:
         return _unreachable(options.socket, error)
     return interrupt.status
+
+
+def _say_who_answers(path: str, model: str) -> None:
+    """Warn where no model has this name. Raises as ``Client.metrics``."""
+    told = Client(path, timeout=ANSWER_S).metrics().get("models", {})
+    if warning := another_model(model, {name: one.get("aliases", ()) for name, one in told.items()}):
+        print(f"umaserve: {warning}", file=sys.stderr)
 
 
 def _print_stream(stream: Stream, *, raw_events: bool) -> None:
@@ -280,7 +309,8 @@ class _ReaderLeftError(Exception):
 
 def _write(text: str) -> None:
     try:
-        sys.stdout.write(text)
+        # Models, too, may write what steers a terminal; a pipe gets all as it is.
+        sys.stdout.write(escaped(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
     except BrokenPipeError:
         raise _ReaderLeftError from None
@@ -309,6 +339,7 @@ def _metrics(arguments: Sequence[str]) -> int:
         return 0
     del event["event"]
     for name, values in event.pop("models", {}).items():
+        values = {**values, "aliases": ", ".join(values["aliases"])} if "aliases" in values else values
         event |= {f"models.{name}.{key}": value for key, value in values.items()}
     width = max(map(len, event))
     _write("".join(f"{name:<{width}}  {value}\n" for name, value in event.items()))
@@ -343,7 +374,7 @@ def _doctor(arguments: Sequence[str]) -> int:
 
 
 def _refused(error: ServerError) -> int:
-    print(f"umaserve: {error}", file=sys.stderr)
+    print(f"umaserve: {escaped(str(error))}", file=sys.stderr)
     return 1
 
 

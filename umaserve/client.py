@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import select
 import socket
 import struct
@@ -23,12 +24,12 @@ from typing import Any, TypeVar
 import orjson
 
 from umaserve.errors import RequestError
+from umaserve.system.unix_sockets import path_to_call
 from umaserve.wire.framing import FrameCodec
 
 T = TypeVar("T")
 Event = dict[str, Any]
 
-DEFAULT_SOCKET = "/run/uma.sock"
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 _READ = 64 * 1024
 _HEADER = struct.Struct("<I")
@@ -133,10 +134,11 @@ class Stream:
 
 
 class Client:
-    """A blocking client of the daemon at ``path``. ``timeout``: seconds for each read or write; ``None``: no limit."""
+    """A blocking client of the daemon at ``path``; ``None``: the user's own daemon, else the system's. ``timeout``:
+    seconds for each read or write; ``None``: no limit."""
 
-    def __init__(self, path: str = DEFAULT_SOCKET, timeout: float | None = None) -> None:
-        self.path = path
+    def __init__(self, path: str | None = None, timeout: float | None = None) -> None:
+        self.path = path_to_call(os.environ) if path is None else path
         self.timeout = timeout
 
     def generate(self, prompt: str | None = None, **options: Any) -> Stream:
@@ -203,10 +205,10 @@ class AsyncStream:
 
 
 class AsyncClient:
-    """A client for asyncio. ``run`` runs it on uvloop if that is installed."""
+    """A client for asyncio; ``path`` as of ``Client``. ``run`` runs it on uvloop if that is installed."""
 
-    def __init__(self, path: str = DEFAULT_SOCKET) -> None:
-        self.path = path
+    def __init__(self, path: str | None = None) -> None:
+        self.path = path_to_call(os.environ) if path is None else path
 
     async def generate(self, prompt: str | None = None, **options: Any) -> AsyncStream:
         """Start a generation. ``chat=[…]`` may be given instead of ``prompt``."""

@@ -196,6 +196,8 @@ class Metrics:
     values: Mapping[str, int | float | str]
     models: Mapping[str, Mapping[str, int | str]] = field(default_factory=dict)
     """Those of each model, by its name."""
+    aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The other names of the models that have any."""
 
 
 Prefill = Placed | Prefilling | Prefilled

@@ -18,7 +18,7 @@ import pytest
 from umaserve.cli import main
 from umaserve.commands import chat as chat_cli
 from umaserve.commands import chat_media
-from umaserve.commands.chat import ChatError, Message, _prompts
+from umaserve.commands.chat_input import COMMANDS, ChatError, Conversation, Message, questions
 from umaserve.commands.chat_media import FileError
 from umaserve.commands.chat_speech import SpeechFile
 from umaserve.commands.chat_status import Status
@@ -161,12 +161,12 @@ def test_a_disk_that_is_full_is_one_line(
 def typed(monkeypatch: pytest.MonkeyPatch, text: str, *, watched: bool) -> tuple[list[str], list[list[object]]]:
     """The questions, and what is attached to each."""
     monkeypatch.setattr("sys.stdin", Typed(text, watched))
-    attached: list[dict[str, object]] = []
+    conversation = Conversation()
     prompts, files = [], []
-    for prompt in _prompts(attached):
+    for prompt in questions(conversation):
         prompts.append(prompt)
-        files.append([item["type"] for item in attached])
-        attached.clear()
+        files.append([item["type"] for item in conversation.attached])
+        conversation.attached.clear()
     return prompts, files
 
 
@@ -183,7 +183,7 @@ def test_files_that_are_named_go_with_the_next_question(
         f"/image   {tmp_path}/a.png ",
         "",
         "What is it?",
-        "/images are not a command",
+        " /images are not a command",
         "image a.png",
         f'/video "{tmp_path}/my film.mp4"',
         f"/video {tmp_path}/my film.mp4",
@@ -228,6 +228,71 @@ def test_an_interrupt_at_the_prompt_gives_a_fresh_one(
     lines = iter([KeyboardInterrupt])
     with pytest.raises(KeyboardInterrupt):
         typed(monkeypatch, "", watched=False)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_text_of_several_lines_is_one_question(monkeypatch: pytest.MonkeyPatch, watched: bool) -> None:
+    text = '"""One\n/two\n\nthree"""\nFour\n  """  \n/bye\n"""\n"""five"""\n"""six\nseven'
+    expected = ["One\n/two\n\nthree", "Four", "/bye", "five", "six\nseven"]
+    assert typed(monkeypatch, text, watched=watched)[0] == expected
+
+
+def test_what_is_pasted_is_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(["/image\nis no command here\n", "/bye"])
+    monkeypatch.setattr("builtins.input", lambda _prompt: next(lines))
+    assert typed(monkeypatch, "", watched=True)[0] == ["/image\nis no command here"]
+
+
+def test_a_mistyped_command_is_no_question(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    said = "no command is named /imgae, did you mean /image?: /help lists them"
+    assert typed(monkeypatch, "/imgae a.png\n/etc/fstab has what?\n", watched=True)[0] == ["/etc/fstab has what?"]
+    assert said in capsys.readouterr().err
+    with pytest.raises(ChatError, match=said.replace("?", r"\?")):
+        typed(monkeypatch, "/imgae a.png\nWhat?\n", watched=False)
+
+
+def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert typed(monkeypatch, "/help\n", watched=True) == ([], [])
+    told = capsys.readouterr().err
+    assert all(f"{command} " in told for command in COMMANDS)
+
+
+def test_commands_change_what_is_sent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    sent: list[tuple[str | None, list[str]]] = []
+
+    def ask(_url: str, _key: object, request: Message, _status: object) -> Iterator[Message]:
+        sent.append((request.get("model"), [message["content"] for message in request["messages"]]))
+        yield {"type": "chunk", "text_delta": "Yes", "audio_data": None}
+
+    def call(_url: str, _key: object, _method: str, _path: str) -> dict[str, Any]:
+        return {"data": [{"id": "first", "aliases": ["first", "one"]}, {"id": "second", "aliases": ["second"]}]}
+
+    monkeypatch.setattr(chat_cli, "_ask", ask)
+    monkeypatch.setattr(chat_cli, "call", call)
+    lines = [
+        "A?",
+        "/system Be brief.",
+        "B?",
+        "/model secnd",
+        "C?",
+        "/model one",
+        "/clear",
+        "D?",
+        "/model",
+        "/system",
+        "E?",
+    ]
+    monkeypatch.setattr("sys.stdin", Typed("\n".join([*lines, "/bye", "F?"]), watched=False))
+    assert main(["chat", "--model", "second.gguf"]) == 0
+    assert sent == [
+        ("second.gguf", ["A?"]),
+        ("second.gguf", ["Be brief.", "A?", "Yes", "B?"]),
+        ("secnd", ["Be brief.", "A?", "Yes", "B?", "Yes", "C?"]),
+        ("one", ["Be brief.", "D?"]),
+        (None, ["D?", "Yes", "E?"]),
+    ]
+    told = capsys.readouterr().err.splitlines()
+    assert told == ["umaserve: no model is named secnd, did you mean second?: first answers"]
 
 
 def asked(

@@ -12,7 +12,7 @@ import huggingface_hub.constants
 import pytest
 from standin_hub import StandinHub, standin_hub
 
-from umaserve.commands.hub import Offer, RemoteFile, Repository, named, offers
+from umaserve.commands.hub import MAX_FILES, Offer, RemoteFile, Repository, named, offers
 from umaserve.commands.models import remove
 from umaserve.commands.pull import chosen, listing
 from umaserve.errors import ConfigError
@@ -154,9 +154,53 @@ def test_an_unreachable_hub_is_said(tmp_path: Path) -> None:
 def test_all_quantizations_are_listed_with_whether_they_fit(hub: StandinHub, tmp_path: Path) -> None:
     header, small, large = umaserve(hub, tmp_path, "pull", "--list", "org/Seer-GGUF").stdout.splitlines()
     assert header.split() == ["QUANTIZATION", "SIZE", "NAME"]
-    assert small.split() == ["Q4_K_M", "0.0", "GB", "fits", "Seer-Q4_K_M"]
+    assert small.split() == ["Q4_K_M", "294.0", "KiB", "fits", "Seer-Q4_K_M"]
     assert large.split()[0] == "Q8_0"
     assert not (tmp_path / "models").exists()
+
+
+def test_sizes_are_told_alike(hub: StandinHub, tmp_path: Path) -> None:
+    hub.repositories["org/One"] = {"One-Q8_0.gguf": b"GGUF" + bytes((3 << 20) - 4)}
+    assert " 3.0 MiB " in umaserve(hub, tmp_path, "pull", "--list", "org/One").stdout
+    assert "One-Q8_0: 3.0 MiB in 1 file; " in umaserve(hub, tmp_path, "pull", "org/One").stderr
+
+
+def test_a_file_that_cannot_be_checked_is_told(hub: StandinHub, tmp_path: Path) -> None:
+    hub.told["Seer-Q4_K_M.gguf"] = {"lfs": None}
+    pulled = umaserve(hub, tmp_path, "pull", "org/Seer-GGUF")
+    assert pulled.returncode == 0
+    assert pulled.stderr.count("has no SHA-256") == 1
+    assert "Seer-Q4_K_M.gguf: the hub has no SHA-256 of it, so it is not checked\n" in pulled.stderr
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"size": "many"}, "expected a size from 1 to 1125899906842624 bytes, got many"),
+        ({"size": None}, "expected a size from 1 to 1125899906842624 bytes, got None"),
+        ({"size": 0}, "expected a size from 1 to 1125899906842624 bytes, got 0"),
+        ({"size": -5}, "expected a size from 1 to 1125899906842624 bytes, got -5"),
+        ({"size": True}, "expected a size from 1 to 1125899906842624 bytes, got True"),
+        ({"size": 1 << 60}, "expected a size from 1 to 1125899906842624 bytes, got 1152921504606846976"),
+        ({"lfs": {"sha256": "x", "size": 1, "pointerSize": 1}}, "expected a SHA-256 of 64 hexadecimal digits, got x"),
+        ({"lfs": 5}, "the hub's answer can't be read: "),
+    ],
+)
+def test_what_a_hub_says_of_files_is_checked(
+    hub: StandinHub, tmp_path: Path, told: dict[str, object], said: str
+) -> None:
+    hub.told["Seer-Q8_0.gguf"] = told
+    hub.told["README.md"] = {"size": 0, "lfs": None}
+    pulled = umaserve(hub, tmp_path, "pull", "--list", "org/Seer-GGUF")
+    assert (pulled.returncode, said in pulled.stderr) == (2, True), pulled.stderr
+    assert len(pulled.stderr.splitlines()) == 1
+
+
+def test_a_repository_of_too_many_files_is_refused(hub: StandinHub, tmp_path: Path) -> None:
+    hub.repositories["org/many"] = {f"M{number}-Q8_0.gguf": b"GGUF" for number in range(MAX_FILES + 1)}
+    pulled = umaserve(hub, tmp_path, "pull", "--list", "org/many")
+    expected = f"umaserve: org/many: expected at most {MAX_FILES} GGUF files, got {MAX_FILES + 1}\n"
+    assert (pulled.returncode, pulled.stderr) == (2, expected)
 
 
 def test_models_in_parts_and_in_folders_are_offered_whole() -> None:

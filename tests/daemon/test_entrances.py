@@ -45,6 +45,20 @@ def test_ollamas_clients_find_the_daemon_where_they_look_even_with_tls(
     assert b"HTTP/1.1" not in answers[1]
 
 
+def test_an_address_of_http_that_nobody_named_may_be_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+        world = HttpWorld(config=replace(CONFIG, http=at, socket=str(tmp_path / "sock")))
+        with pytest.raises(ConfigError, match="in use"):
+            Entrances(world.services, world.site).open()
+        opened = Entrances(world.services, world.site, http_is_optional=True)
+        opened.open()
+    assert [(place.protocol, place.at) for place in opened.places] == [("json", str(tmp_path / "sock"))]
+    assert f"no HTTP: address {at}: Address already in use" in caplog.text
+    opened.close()
+    world.close()
+
+
 def answered(path: str | tuple[str, int], world: HttpWorld) -> bytes:
     """What a client of Wyoming gets for a ping."""
     family = socket.AF_UNIX if isinstance(path, str) else socket.AF_INET

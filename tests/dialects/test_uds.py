@@ -988,6 +988,9 @@ def test_metrics_of_models_are_one_object_beside_the_flat_names() -> None:
     asked.receive(b'{"type":"metrics"}')
     told = event(asked.send(Metrics({"state": "ready"}, models)))
     assert told == {"event": "metrics", "state": "ready", "models": models}
+    asked.receive(b'{"type":"metrics"}')
+    told = event(asked.send(Metrics({}, {**models, "code": {}}, {"chat": ("a", "b")})))
+    assert told["models"] == {"chat": {**models["chat"], "aliases": ["a", "b"]}, "code": {}}
 
 
 def test_metrics() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -56,7 +57,7 @@ def test_print_config_and_the_word_serve():
 
 def bad_models(directory: Path) -> dict[str, Path]:
     real = find("")
-    paths = {name: directory / f"{name}.gguf" for name in ("missing", "text", "empty", "short", "header")}
+    paths = {name: directory / f"{name}.gguf" for name in ("text", "empty", "short", "header")}
     paths["text"].write_text("This is no model.\n" * 100)
     paths["empty"].write_bytes(b"")
     shutil.copy(real, paths["short"])
@@ -66,13 +67,22 @@ def bad_models(directory: Path) -> dict[str, Path]:
     return paths
 
 
-@pytest.mark.parametrize("name", ["missing", "text", "empty", "short", "header"])
+@pytest.mark.parametrize("name", ["text", "empty", "short", "header"])
 def test_a_model_that_cannot_be_loaded_is_one_line_and_status_1(tmp_path: Path, name: str):
     result = run("--socket", str(tmp_path / "s"), "--model", str(bad_models(tmp_path)[name]), "--log-level", "error")
     assert result.returncode == 1
     assert name in result.stderr
     assert len(result.stderr.splitlines()) == 1, result.stderr
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("flag", ["--model", "--lora", "--mmproj", "--draft-model"])
+def test_a_missing_file_is_found_before_anything_and_status_2(tmp_path: Path, flag: str):
+    result = run("--socket", str(tmp_path / "s"), flag, str(tmp_path / "none.gguf"))
+    assert result.returncode == 2
+    key = flag.removeprefix("--").replace("-", "_")
+    advice = "No such file or directory: name a GGUF file that this user may read"
+    assert result.stderr == f"umaserve: {key}: {tmp_path / 'none.gguf'}: {advice}\n"
 
 
 def test_a_waiting_request_is_told_that_the_model_cannot_be_loaded(own_daemon, tmp_path: Path):
@@ -102,7 +112,8 @@ def test_a_live_socket_is_refused_and_a_stale_one_replaced(own_daemon, tmp_path:
 
 def test_a_terminal_sees_a_progress_bar(tmp_path: Path):
     parent, child = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-m", "umaserve", "--socket", str(tmp_path / "s")], stderr=child)
+    command = [sys.executable, "-m", "umaserve", "--socket", str(tmp_path / "s"), "--http", ""]
+    process = subprocess.Popen(command, stderr=child)
     os.close(child)
     screen = b""
     while b"ready" not in screen:
@@ -112,6 +123,33 @@ def test_a_terminal_sees_a_progress_bar(tmp_path: Path):
     os.close(parent)
     assert b"loading SmolLM2" in screen
     assert "░".encode() in screen
+
+
+def test_what_to_type_next_is_told_and_works(own_daemon):
+    daemon = own_daemon("--http", "127.0.0.1:0")
+    told = daemon.logs.partition(" ready ")[2].splitlines()[1:]
+    assert told[0] == "Now type in another terminal:"
+    ask, metrics, curl = (line.strip() for line in told[1:4])
+    assert ask == f'{sys.executable} -m umaserve ask --socket {daemon.path} "Why is the sky blue?"'
+    assert curl == f"curl http://{daemon.http}/v1/models"
+    assert told[4] == f"or open http://{daemon.http} in a browser. Ctrl-C ends the daemon."
+    shown = subprocess.run(metrics, shell=True, capture_output=True, text=True, timeout=60, check=True)
+    assert shown.stdout.splitlines()[0].split() == ["state", "ready"]
+
+
+def test_the_usual_address_of_http_may_be_taken(tmp_path: Path):
+    with contextlib.ExitStack() as stack:
+        # If somebody else has it, that is as good.
+        with contextlib.suppress(OSError):
+            stack.enter_context(socket.create_server(("127.0.0.1", 8080)))
+        daemon = Daemon(tmp_path, without=("UMA_HTTP",))
+        assert "no HTTP: address 127.0.0.1:8080: Address already in use: stop the program" in daemon.logs
+        assert "curl" not in daemon.logs
+        assert daemon.text(max_tokens=1)
+        assert daemon.stop() == 0
+        asked_for = run("--socket", str(tmp_path / "s"), "--http", "127.0.0.1:8080")
+    assert asked_for.returncode == 2
+    assert "Address already in use" in asked_for.stderr
 
 
 # -- ending ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from umaserve.errors import ConfigError
 from umaserve.model_names import MAX_NAME
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.settings.model_files import ModelFile, grouped, in_folder, name_of, size_of
-from umaserve.settings.models import OWN, PER_MODEL, Catalogue, ModelSpec, read
+from umaserve.settings.models import OWN, PER_MODEL, Catalogue, ModelSpec, check_files, read
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True).filter(
     lambda name: "mmproj" not in name.lower()
@@ -333,6 +333,27 @@ def test_a_files_name_that_several_have_is_nobodys_alias(tmp_path: Path):
 def test_a_folder_that_cannot_be_read(tmp_path: Path):
     missing = tmp_path / "none"
     assert refusal(tmp_path, "", str(missing)) == f"models_dir: {missing}: can't be read: No such file or directory"
+
+
+def test_files_that_are_missing(tmp_path: Path):
+    put(tmp_path, "m.gguf", "l.gguf", "p-00001-of-00002.gguf")
+    own = {"model": f"{tmp_path}/m.gguf", "lora": [f"{tmp_path}/l.gguf", f"warm={tmp_path}/l.gguf"]}
+    table = f'[models.a]\npath = "{tmp_path}/m.gguf"\n'
+    check_files(catalogue(tmp_path, table, **own, mmproj=f"{tmp_path}/l.gguf", draft_model=f"{tmp_path}/m.gguf"))
+
+    def refused(toml: str = table, **changes: object) -> str:
+        with pytest.raises(ConfigError) as caught:
+            check_files(catalogue(tmp_path, toml, **{**own, **changes}))
+        return str(caught.value)
+
+    advice = "No such file or directory: name a GGUF file that this user may read"
+    for key in ("model", "mmproj", "draft_model"):
+        assert refused("", **{key: f"{tmp_path}/none"}) == f"{key}: {tmp_path}/none: {advice}"
+    assert refused(lora=[f"warm={tmp_path}/none"]) == f"lora: {tmp_path}/none: {advice}"
+    assert refused("", model=f"{tmp_path}/p-00001-of-00002.gguf").endswith(advice)
+    assert refused(mmproj=str(tmp_path)) == f"mmproj: {tmp_path}: not a file: name a GGUF file that this user may read"
+    of_table = f'{table}lora = ["{tmp_path}/none"]\n[models.b]\npath = "{tmp_path}/l.gguf"\n'
+    assert refused(of_table, model=f"{tmp_path}/l.gguf") == f"models.a.lora: {tmp_path}/none: {advice}"
 
 
 def test_print_config_has_the_tables(tmp_path: Path):

@@ -37,6 +37,7 @@ class Daemon:
         directory: Path,
         *flags: str,
         env: dict[str, str] | None = None,
+        without: tuple[str, ...] = (),
         wait: bool = True,
         program: tuple[str, ...] = ("-m", "umaserve"),
         python: str = sys.executable,
@@ -45,13 +46,15 @@ class Daemon:
         self.path = str(directory / "uma.sock")
         self._log_path = directory / "log"
         variables = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
-        variables["UMA_WEIGHTS"] = "as-is"
+        # Many run at once, and one address is usual.
+        variables |= {"UMA_WEIGHTS": "as-is", "UMA_HTTP": ""}
         # What it learns is for the daemons in this directory alone.
         variables["XDG_STATE_HOME"] = str(directory / "state")
+        variables |= env or {}
         with self._log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [python, *program, "--socket", self.path, *flags],
-                env=variables | (env or {}),
+                env={name: value for name, value in variables.items() if name not in without},
                 stdin=subprocess.DEVNULL,
                 stderr=log,
                 **popen,

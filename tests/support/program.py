@@ -15,7 +15,7 @@ from daemon import READY_S
 
 def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     variables = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
-    variables["UMA_WEIGHTS"] = "as-is"
+    variables |= {"UMA_WEIGHTS": "as-is", "UMA_HTTP": ""}
     command = [sys.executable, "-m", "umaserve", *arguments]
     with tempfile.TemporaryDirectory() as state:
         variables["XDG_STATE_HOME"] = state

@@ -23,6 +23,8 @@ class StandinHub:
         self.gated: set[str] = set()
         self.cut: dict[str, int] = {}
         self.damaged: set[str] = set()
+        self.told: dict[str, dict[str, Any]] = {}
+        """What the list says of files otherwise than is true."""
         self.ranges: list[str] = []
         """Of all requests for a part of a file."""
 
@@ -34,6 +36,7 @@ class StandinHub:
                 "size": len(content),
                 "blobId": "0" * 40,
                 "lfs": {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134},
+                **self.told.get(path, {}),
             }
             for path, content in files.items()
         ]

@@ -161,3 +161,18 @@ def test_a_share_of_the_lines_about_requests_is_logged_and_all_others(caplog: py
     # Fewer or more would come once in more than a billion runs.
     assert 40 < kept[1] < 170
     assert kept[2] == 400
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_no_text_steers_the_terminal_that_shows_the_log(form: str) -> None:
+    hostile = "\x1b]0;t\x07\u009b2J\u202e\u2066\u200f\u2028"
+    formatter = logs.TextFormatter() if form == "text" else logs.JsonFormatter()
+    for arguments, fields in (((hostile,), {}), (("x",), {"id": hostile}), (("x",), {"id": f"é {hostile}"})):
+        record = logging.LogRecord("umaserve", logging.WARNING, "", 1, "about %s", arguments, None)
+        record.__dict__["fields"] = fields
+        line = formatter.format(record)
+        assert not any(character in line for character in hostile if character not in "]0;t2J")
+        assert "\\u009b2J\\u202e\\u2066\\u200f\\u2028" in line
+        if form == "json":
+            told = json.loads(line)
+            assert hostile in told["message"] + told.get("id", "")

@@ -36,6 +36,18 @@ HTTP_SOCKET, RELAY_SOCKET = ROOT / "conf" / "umaserve-http.socket", ROOT / "conf
 UNITS = [SERVICE, SOCKET, HTTP_SOCKET, RELAY, RELAY_SOCKET, WORKER]
 
 
+@pytest.mark.parametrize("variable", ["NOTIFY_SOCKET", "LISTEN_FDS", "INVOCATION_ID"])
+def test_a_service_is_told_from_what_a_person_starts(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NOTIFY_SOCKET", "LISTEN_FDS", "INVOCATION_ID"):
+        monkeypatch.delenv(name, raising=False)
+    assert not systemd.is_service()
+    monkeypatch.setenv(variable, "1")
+    assert systemd.is_service()
+    # A desktop's terminal hands INVOCATION_ID on.
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    assert systemd.is_service() is (variable != "INVOCATION_ID")
+
+
 def directive(unit: Path, name: str) -> list[str]:
     """Every value that the unit gives the directive."""
     lines = unit.read_text().splitlines()

@@ -6,31 +6,33 @@ import argparse
 import base64
 import contextlib
 import functools
-import os
+import re
 import socket
 import sys
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import orjson
 
 from umaserve.commands import chat_media
+from umaserve.commands.answering_model import another_model
+from umaserve.commands.chat_input import ChatError, Conversation, Message, questions
 from umaserve.commands.chat_media import FileError
 from umaserve.commands.chat_speech import SpeechFile
 from umaserve.commands.chat_status import Status
-from umaserve.commands.http_call import DEFAULT_URL
+from umaserve.commands.http_call import DEFAULT_URL, CallError, call
 from umaserve.net.tls import client_context
+from umaserve.system.terminal import escaped
 from umaserve.wire.pcm import pcm16
 from umaserve.wire.websocket import CloseCode, WebSocketCodec
 from umaserve.wire.websocket_handshake import HandshakeFailed, check_accept, client_handshake, read_answer
 
 DESCRIPTION = """\
 Has a conversation with a running daemon that serves HTTP. With a prompt it asks once; without one it reads a question
-per line. Ctrl-C ends an answer, Ctrl-D the conversation.
+per line, or several lines between \"\"\". Ctrl-C ends an answer, Ctrl-D the conversation.
 
 examples:
-  umaserve --socket /tmp/uma.sock --http 127.0.0.1:8080 &
+  umaserve &
   umaserve chat
   umaserve chat --speak answer.wav "Tell me about the sea in two sentences."
   umaserve chat --image before.jpg --image after.jpg "What has changed?"
@@ -39,11 +41,7 @@ examples:
   umaserve chat --voice me.wav --speak answer.wav "Say good morning with my voice."
 
 Images, audio and video need a model that understands them, and its projector (umaserve --mmproj). In a conversation,
-the line "/image photo.jpg" attaches a file to the next question; so do /audio and /video.
-"""
-HINT = """\
-Ctrl-C ends an answer, Ctrl-D the conversation. /image FILE, /audio FILE or /video FILE
-attaches a file to the next question.
+the line "/image photo.jpg" attaches a file to the next question; so do /audio and /video. /help lists all commands.
 """
 MAX_MESSAGE_BYTES = 1 << 30
 TICK_S = 1.0
@@ -52,11 +50,6 @@ _PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 _ENDED = "the connection ended before the answer did"
 
 Write = Callable[[str], None]
-Message = dict[str, Any]
-
-
-class ChatError(Exception):
-    """The daemon can't be reached, or reports an error."""
 
 
 def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write) -> int:
@@ -82,23 +75,27 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
     options = parser.parse_args(arguments)
     if options.voice and not options.speak:
         parser.error("--voice: expected --speak FILE beside it, to hear that voice")
-    messages: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
+    conversation = Conversation(options.model, options.system)
     try:
-        attached = [chat_media.item(*file) for file in options.files]
+        conversation.attached += [chat_media.item(*file) for file in options.files]
         tts = _tts(options)
         with SpeechFile(options.speak) if options.speak else contextlib.nullcontext() as speech:
-            for prompt in [options.prompt] if options.prompt else _prompts(attached):
-                question = {"role": "user", "content": _content(prompt, attached)}
-                attached.clear()
+            known: set[str | None] = {None}
+            for prompt in [options.prompt] if options.prompt else questions(conversation):
+                if conversation.model not in known:
+                    known.add(conversation.model)
+                    _look_for_model(options, conversation.model or "")
+                question = {"role": "user", "content": _content(prompt, conversation.attached)}
+                conversation.attached.clear()
                 try:
-                    answer = _turn(options, [*messages, question], tts, write, speech)
+                    answer = _turn(options, conversation, question, tts, write, speech)
                 except ChatError as error:
                     if options.prompt or not sys.stdin.isatty():
                         raise
                     # The question is dropped from the conversation; another one can be asked.
                     _complain(error)
                 else:
-                    messages += [question, {"role": "assistant", "content": answer}]
+                    conversation.turns += [question, {"role": "assistant", "content": answer}]
     except (ChatError, FileError, OSError) as error:
         _complain(error)
         return 1
@@ -106,7 +103,18 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
 
 
 def _complain(error: Exception) -> None:
-    print(f"umaserve: {error}", file=sys.stderr)
+    print(f"umaserve: {escaped(str(error))}", file=sys.stderr)
+
+
+def _look_for_model(options: argparse.Namespace, name: str) -> None:
+    """Say which model answers where none has this ``name``. Where they can't be listed, the question finds out why."""
+    try:
+        listed = call(re.sub("^ws", "http", options.url), options.key, "GET", "/v1/models")["data"]
+        warning = another_model(name, {one["id"]: one.get("aliases", ()) for one in listed})
+    except (CallError, KeyError, TypeError, AttributeError):
+        return
+    if warning:
+        print(f"umaserve: {warning}", file=sys.stderr)
 
 
 def _named(kind: str, path: str) -> tuple[str, str]:
@@ -129,61 +137,22 @@ def _content(prompt: str, attached: Sequence[Message]) -> str | list[Message]:
     return [*attached, {"type": "text", "text": prompt}] if attached else prompt
 
 
-def _prompts(attached: list[Message]) -> Iterator[str]:
-    """The lines typed or read from a pipe that are questions; files named in lines such as "/image FILE" are added to
-    ``attached``. From a pipe, raises ``FileError``, and ``ChatError`` where it ends without a question about the files.
-    """
-    watched = sys.stdin.isatty()
-    if watched:
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  makes the typed line editable
-        sys.stderr.write(HINT)
-    while True:
-        try:
-            line = input("> " if watched else "").strip()
-        except EOFError:
-            if attached and not watched:
-                raise ChatError("nothing was asked about the files: end with a line that is a question") from None
-            return
-        except KeyboardInterrupt:
-            if not watched:
-                raise
-            # Like a shell: drop the typed line and begin a new one.
-            sys.stderr.write("\n")
-            continue
-        command, *path = line.split(maxsplit=1) or [""]
-        if command.removeprefix("/") in chat_media.KINDS and command.startswith("/"):
-            try:
-                attached.append(_attachment(command, "".join(path)))
-            except FileError as error:
-                if not watched:  # A question about a missing file makes no sense.
-                    raise
-                _complain(error)
-        elif line:
-            yield line
-
-
-def _attachment(command: str, path: str) -> Message:
-    if not path:
-        raise FileError(f"{command}: expected a file after it, such as {command} FILE")
-    # Terminals put quotes around a file that is dragged into them.
-    if len(path) > 1 and path[0] == path[-1] and path[0] in "'\"":
-        path = path[1:-1]
-    return chat_media.item(command.removeprefix("/"), os.path.expanduser(path))
-
-
 def _turn(
     options: argparse.Namespace,
-    messages: Sequence[Message],
+    conversation: Conversation,
+    question: Message,
     tts: Message | None,
     write: Write,
     speech: SpeechFile | None,
 ) -> str:
     """Ask, print the answer as it comes, and return it; where Ctrl-C ended it, return what came."""
     generation = {"max_new_tokens": options.max_tokens, "temperature": options.temperature}
-    request: Message = {"messages": messages, "generation": {k: v for k, v in generation.items() if v is not None}}
-    if options.model is not None:
-        request["model"] = options.model
+    request: Message = {
+        "messages": conversation.asking(question),
+        "generation": {k: v for k, v in generation.items() if v is not None},
+    }
+    if conversation.model is not None:
+        request["model"] = conversation.model
     if tts is not None:
         request["tts"] = tts
     said: list[str] = []

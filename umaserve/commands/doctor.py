@@ -12,6 +12,7 @@ import orjson
 
 from umaserve.commands.barriers import of_daemon
 from umaserve.commands.findings import Finding, of_box, of_build, of_model, of_sockets
+from umaserve.commands.own_daemon import with_own_socket
 from umaserve.commands.parser import Parser, add_settings
 from umaserve.settings import models
 from umaserve.settings.daemon import SETTINGS
@@ -45,7 +46,7 @@ def run(arguments: Sequence[str], write: Write) -> int:
     add_settings(parser, SETTINGS, arguments, FIRST)
     flags = vars(parser.parse_args(arguments))
     as_json = flags.pop("json")
-    loaded = SETTINGS.load(flags, os.environ)
+    loaded = with_own_socket(SETTINGS.load(flags, os.environ), os.environ)
     logs.configure("error", "text")
     catalogue = models.read(loaded.config, loaded.file)
     left, bar = available_bytes(), ProgressBar("looking", sys.stderr)

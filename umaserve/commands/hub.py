@@ -23,7 +23,12 @@ _PLACE = re.compile(
 )
 """A repository, also as a browser shows its address or that of one of its files."""
 _STAYS_BELOW = re.compile(r"(?:(?!\.{0,2}/)[^/\\]+/)*[^/\\]+")
+_SHA256 = re.compile("[0-9a-f]{64}")
 _PROJECTOR = "mmproj"
+MAX_FILES = 4096
+"""GGUF files of one repository."""
+MAX_BYTES = 1 << 50
+"""Of one file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +103,24 @@ def opened(name: str) -> Repository:
         raise ConfigError(f"{name}: no such repository; or it is private: set HF_TOKEN") from None
     except (library.errors.HfHubHTTPError, library.errors.HTTPError, OSError) as error:
         raise ConfigError(f"{name}: the hub can't be asked: {_one_line(error)}: is this machine online?") from None
-    files = (
-        RemoteFile(one.rfilename, one.size or 0, one.lfs.sha256 if one.lfs else "") for one in found.siblings or ()
-    )
-    return Repository(name, found.sha or "main", tuple(files))
+    # What the library makes of an answer in another form than the hub's.
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{name}: the hub's answer can't be read: {_one_line(error)}") from None
+    listed = [one for one in found.siblings or () if str(one.rfilename).endswith(".gguf")]
+    if len(listed) > MAX_FILES:
+        raise ConfigError(f"{name}: expected at most {MAX_FILES} GGUF files, got {len(listed)}")
+    return Repository(name, str(found.sha or "main"), tuple(_remote_file(name, one) for one in listed))
+
+
+def _remote_file(repository: str, one: Any) -> RemoteFile:
+    """What the hub tells of a file, checked; raises ConfigError."""
+    path, sha256 = str(one.rfilename), one.lfs.sha256 if one.lfs else ""
+    place = f"{repository}: {printable(path[:256])}"
+    if type(one.size) is not int or not 0 < one.size <= MAX_BYTES:
+        raise ConfigError(f"{place}: expected a size from 1 to {MAX_BYTES} bytes, got {printable(str(one.size)[:64])}")
+    if sha256 and not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
+        raise ConfigError(f"{place}: expected a SHA-256 of 64 hexadecimal digits, got {printable(str(sha256)[:64])}")
+    return RemoteFile(path, one.size, sha256)
 
 
 def offers(repository: Repository) -> list[Offer]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from umaserve import __version__
+from umaserve.commands.foreign_names import FLAGS
 from umaserve.settings.sources import Loaded, Settings, nearest
 from umaserve.system import logs
 
@@ -38,9 +39,17 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
-            flags = [flag for action in self._actions for flag in action.option_strings]
-            message += nearest(unknown.split()[0].partition("=")[0], flags)
+            message += self._meant(unknown.split())
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def _meant(self, unknown: Sequence[str]) -> str:
+        """A hint at what the unknown arguments may mean, beginning with a comma; empty if nothing is like them."""
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        names = [argument.partition("=")[0] for argument in unknown]
+        known = {name: FLAGS[name] for name in names if name in FLAGS and FLAGS[name].partition(" ")[0] in flags}
+        if "--model" in flags and "--model" not in known.values():
+            known |= {name: f"--model {name}" for name in names if name.endswith(".gguf")}
+        return "".join(f", {name} is {here} here" for name, here in known.items()) or nearest(names[0], flags)
 
 
 def add_settings(parser: Parser, settings: Settings[C], arguments: Sequence[str], first: Sequence[str]) -> None:
@@ -59,10 +68,12 @@ def loaded(
     settings: Settings[C],
     arguments: Sequence[str],
     first: Sequence[str] | None = None,
+    placed: Callable[[Loaded[C]], Loaded[C]] | None = None,
 ) -> Loaded[C] | None:
     """A program's settings, with its log set up; ``None`` where all that was wanted was to see them.
 
     ``first``: what ``--help`` shows, if other settings matter first in this command than in the program.
+    ``placed``: chooses what no setting says.
     """
     parser = Parser(program, usage=f"{program} {usage}", description=description, add_help=False)
     add_settings(parser, settings, arguments, settings.first if first is None else first)
@@ -71,6 +82,8 @@ def loaded(
     flags = vars(parser.parse_args(arguments))
     print_config = flags.pop("print_config")
     found = settings.load(flags, os.environ)
+    if placed is not None:
+        found = placed(found)
     if print_config:
         print(settings.render(found), end="")
         return None

@@ -21,7 +21,7 @@ STAGING = ".pulling"
 """A folder in the folder of models for files that aren't whole yet; the daemon passes over it."""
 DESCRIPTION = f"""\
 Downloads a model from the Hugging Face Hub into the folder of models, with its projector if it has one. A download that
-was interrupted goes on where it was; each file is checked by its SHA-256.
+was interrupted goes on where it was; each file is checked by its SHA-256, or it says that the hub has none.
 
 A repository mostly has a model in several quantizations. Name one after a colon; {USUAL} is taken if none is named and
 it is there. --list shows all, and which of them fit into this machine's memory.
@@ -84,16 +84,24 @@ def chosen(found: Sequence[Offer], quantization: str) -> Offer:
 
 def _cells(offer: Offer, left: int) -> Iterator[str]:
     yield offer.quantization
-    yield f"{offer.size_bytes / 1e9:.1f} GB"
+    yield _shown(offer.size_bytes)
     yield "fits" if offer.size_bytes < left else "too large"
     yield offer.name
+
+
+def _shown(size: int) -> str:
+    """Bytes in the unit that leaves one to four digits before the point."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size / 1024:.1f} KiB"
 
 
 def _check_size(offer: Offer, folder: Path, left: int, *, anyway: bool) -> None:
     """Before hours of downloading. Raises ConfigError."""
     size = offer.size_bytes
     if size >= left and not anyway:
-        found = f"{offer.name} has {size >> 20} MiB, and {left >> 20} MiB of memory are available"
+        found = f"{offer.name} has {_shown(size)}, and {_shown(left)} of memory are available"
         raise ConfigError(f"{found}: choose a stronger quantization (--list shows all), or give --anyway")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,11 +109,12 @@ def _check_size(offer: Offer, folder: Path, left: int, *, anyway: bool) -> None:
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}: name a folder of yours with --models-dir") from None
     if size >= free:
-        raise ConfigError(f"{offer.name} has {size >> 20} MiB, and {folder} has {free >> 20} MiB free: make room")
+        raise ConfigError(f"{offer.name} has {_shown(size)}, and {folder} has {_shown(free)} free: make room")
     fits = "what memory is available isn't known"
     if left != UNKNOWN_BYTES:
-        fits = f"{left >> 20} MiB of memory are available"
-    print(f"{offer.name}: {size >> 20} MiB in {len(offer.files)} files; {fits}", file=sys.stderr)
+        fits = f"{_shown(left)} of memory are available"
+    several = "file" if len(offer.files) == 1 else "files"
+    print(f"{offer.name}: {_shown(size)} in {len(offer.files)} {several}; {fits}", file=sys.stderr)
 
 
 def _download(repository: Repository, offer: Offer, folder: Path) -> None:
@@ -118,6 +127,8 @@ def _download(repository: Repository, offer: Offer, folder: Path) -> None:
         if target.exists() and target.stat().st_size == file.size_bytes:
             print(f"{target.name} is there already", file=sys.stderr)
         else:
+            if not file.sha256:
+                print(f"{target.name}: the hub has no SHA-256 of it, so it is not checked", file=sys.stderr)
             whole.append((repository.fetched(file, staging), target))
     try:
         place.mkdir(exist_ok=True)

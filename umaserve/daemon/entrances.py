@@ -6,6 +6,7 @@ import functools
 import logging
 import socket
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from umaserve.daemon.connection import Connection
 from umaserve.daemon.services import Services
@@ -42,11 +43,22 @@ NETWORK_LEAVES = 8
 """One in this many connections is reserved for the Unix sockets."""
 
 
+class Place(NamedTuple):
+    """Where the daemon listens."""
+
+    protocol: str
+    at: str
+    """HOST:PORT or a path."""
+    is_tcp: bool
+    encrypted: bool
+
+
 class Entrances:
     """The listening sockets, once they are open, and the connected clients. Raises ``ConfigError`` for a certificate
     that can't be used."""
 
-    def __init__(self, services: Services, site: Site) -> None:
+    def __init__(self, services: Services, site: Site, *, http_is_optional: bool = False) -> None:
+        """``http_is_optional``: where the address of ``http`` can't be listened at, serve without it."""
         self._services = services
         self._config = services.config
         self._site = site
@@ -54,6 +66,8 @@ class Entrances:
         self._passed: list[Listener] = []
         """Those of the service manager's sockets, which stay open when this daemon has ended."""
         self._files: list[SocketFile] = []
+        self._http_is_optional = http_is_optional
+        self.places: list[Place] = []
         self._past_bytes = [0, 0]
         """Bytes received and sent by connections that have ended."""
         config = services.config
@@ -88,8 +102,17 @@ class Entrances:
         if config.http_socket and HTTP_FILE not in given:
             self._listen(HTTP, self._file(config.http_socket))
         if config.http and HTTP not in given:
-            for sock in tcp_sockets(*parse_address(config.http)):
+            for sock in self._http_sockets():
                 self._listen(HTTP, sock)
+
+    def _http_sockets(self) -> list[socket.socket]:
+        try:
+            return tcp_sockets(*parse_address(self._config.http))
+        except ConfigError as error:
+            if not self._http_is_optional:
+                raise
+            log.warning("no HTTP: %s (--http HOST:PORT)", error)
+            return []
 
     def _take(self, name: str, sock: socket.socket) -> str:
         """Listen on a socket that the service manager passed, instead of the setting's; returns which one that is."""
@@ -108,6 +131,9 @@ class Entrances:
     def _listen(self, protocol: str, sock: socket.socket, *, plain: bool = False) -> None:
         accept = functools.partial(self._accept, protocol, plain)
         self._listeners.append(Listener(self._services.loop, sock, accept))
+        is_tcp = sock.family != socket.AF_UNIX
+        encrypted = self._tls is not None and protocol == HTTP and not plain and is_tcp
+        self.places.append(Place(protocol, _shown(sock), is_tcp, encrypted))
         log.info("listening", extra={"fields": {"at": _shown(sock), "protocol": protocol}})
 
     def reread_certificate(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import logging
@@ -19,6 +20,7 @@ from umaserve.daemon.ending import Ending
 from umaserve.daemon.engine_place import NewEngine
 from umaserve.daemon.entrances import Entrances
 from umaserve.daemon.feedback import FeedbackLog
+from umaserve.daemon.first_steps import first_steps
 from umaserve.daemon.housekeeping import keep_house
 from umaserve.daemon.known_models import KnownModels, file_of
 from umaserve.daemon.left_file import LeftFile
@@ -78,9 +80,14 @@ class Server:
         new_engine: NewEngine,
         voice: RemoteVoice | None = None,
         read_catalogue: Callable[[], Catalogue] | None = None,
+        *,
+        http_is_optional: bool = False,
+        program: str = "",
     ) -> None:
         """``voice``: what the default model's engine speaks with. ``read_catalogue``: reads it again; raises
-        ``ConfigError``; ``None``: it stays as it is."""
+        ``ConfigError``; ``None``: it stays as it is. ``http_is_optional``: as of ``Entrances``. ``program``: umaserve
+        as a person types it, who is told what to type next; empty: nobody is."""
+        self._program = program
         self._config = config = catalogue.default.config
         self._status = 0
         self._loop = loop = Loop()
@@ -112,7 +119,9 @@ class Server:
         self._services = self._new_services()
         self._left_file = LeftFile(config.resume_file, config.resume_bytes) if config.resume_file else None
         self._links = DaemonLinks(loop, config, self._services)
-        self._entrances = Entrances(self._services, DaemonSite(self._services, self._gate))
+        self._entrances = Entrances(
+            self._services, DaemonSite(self._services, self._gate), http_is_optional=http_is_optional
+        )
         self._ending = Ending(self._services, self._links, self._entrances)
         self._catalogue_watch = CatalogueWatch(
             self._models, config.models_dir, read_catalogue or (lambda: catalogue), self._links.say_models
@@ -203,8 +212,16 @@ class Server:
             self._ending.drain()
             return
         systemd.notify(f"READY=1\nSTATUS=serving {self._models.default.name}")
+        self._greet()
         self._models.look_soon()
         self._links.start()
+
+    def _greet(self) -> None:
+        if self._program and log.isEnabledFor(logging.INFO):
+            # A terminal that was closed needs no lines.
+            with contextlib.suppress(OSError):
+                sys.stderr.write(first_steps(self._program, self._config, self._entrances.places, os.environ))
+                sys.stderr.flush()
 
     def _fail_loading(self, error: BaseException) -> None:
         if isinstance(error, ModelError | EngineLost):
@@ -259,7 +276,8 @@ class Server:
             "rx_bytes_total": self._entrances.bytes_received,
             "tx_bytes_total": self._entrances.bytes_sent,
         }
-        return Metrics(values, self._models.snapshot_of_each())
+        aliases = {one.name: one.aliases for one in self._models.listed() if one.aliases}
+        return Metrics(values, self._models.snapshot_of_each(), aliases)
 
     def _prometheus(self) -> bytes:
         metrics = self._metrics()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.metadata
 import os
 import re
@@ -53,6 +54,13 @@ def quantization(name: str) -> str:
 def size_of(path: str) -> int:
     """The bytes of a model's file, or of all its parts; raises OSError, also for what is no file."""
     return sum(map(_size, parts(path)))
+
+
+def check_readable(path: str) -> None:
+    """Raise OSError unless ``path`` is a file that this process may read."""
+    _size(path)
+    if not os.access(path, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def in_folder(folder: str) -> tuple[list[ModelFile], list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,6 +99,34 @@ def read(config: Config, file: str) -> Catalogue:
     others = [spec for spec in listed if spec is not meant]
     default, *others = [_with_file_name(spec, [default, *others]) for spec in (default, *others)]
     return Catalogue(default, others, strict=config.strict_models)
+
+
+def check_files(catalogue: Catalogue) -> None:
+    """Raise ConfigError where a file that a model is made of is missing or can't be read."""
+    for spec in catalogue.models:
+        place = "" if spec is catalogue.default else f"models.{printable(spec.name)}."
+        for key, file in _files(spec.config):
+            try:
+                for part in model_files.parts(file):
+                    model_files.check_readable(part)
+            except OSError as error:
+                advice = "name a GGUF file that this user may read"
+                raise ConfigError(f"{place}{key}: {printable(file)}: {error.strerror}: {advice}") from None
+
+
+def _files(config: Config) -> Iterator[tuple[str, str]]:
+    """The files that a model is made of, each with its setting."""
+    model = config.model or model_files.default_model()
+    if not model:
+        advice = "name one with --model, or install the default: pip install 'umaserve[default-model]'"
+        raise ConfigError(f"model: there is none: {advice}")
+    yield "model", model
+    for key in ("mmproj", "draft_model", *VOICE):
+        if file := getattr(config, key):
+            yield key, file
+    for named in config.lora:
+        name, equals, file = named.partition("=")
+        yield "lora", file if equals else name
 
 
 def _is_default(spec: ModelSpec, config: Config) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from umaserve.system import journal
+from umaserve.system.terminal import escaped
 
 requests = logging.getLogger("umaserve.requests")
 """For the lines about single requests, of which there may be far too many to keep."""
@@ -22,6 +23,9 @@ class TextFormatter(logging.Formatter):
 
     def __init__(self, *, bare: bool = False) -> None:
         super().__init__("%(message)s" if bare else "%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {name}={_plain(value)}" for name, value in _fields(record).items() if value is not None)
@@ -42,7 +46,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             values["traceback"] = self.formatException(record.exc_info)
-        return orjson.dumps(values, default=str).decode()
+        return escaped(orjson.dumps(values, default=str).decode())
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

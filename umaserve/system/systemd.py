@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Collection, Mapping
 
 from umaserve.errors import ConfigError
@@ -46,6 +47,14 @@ def notify_stopping(within_s: float) -> None:
     """Tell the manager that the program ends, and within which time: it waits so long even where its own limit,
     ``TimeoutStopSec=``, is less."""
     notify(f"STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC={within_s * 1_000_000:.0f}")
+
+
+def is_service() -> bool:
+    """Whether a service manager has started this program (sd_notify(3), sd_listen_fds(3), systemd.exec(5))."""
+    if "NOTIFY_SOCKET" in os.environ or "LISTEN_FDS" in os.environ:
+        return True
+    # A desktop's terminal may run in a unit, whose variables reach all that people start in it.
+    return "INVOCATION_ID" in os.environ and not any(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 def unit(name: str, properties: Collection[str]) -> Mapping[str, str]:

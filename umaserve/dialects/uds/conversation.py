@@ -215,7 +215,11 @@ class LineDialect:
 
 def _told(metrics: Metrics) -> dict[str, Any]:
     """The flat names, and one object more where there are models."""
-    return {**metrics.values, "models": metrics.models} if metrics.models else {**metrics.values}
+    models = {
+        name: {**values, "aliases": metrics.aliases[name]} if name in metrics.aliases else values
+        for name, values in metrics.models.items()
+    }
+    return {**metrics.values, "models": models} if models else {**metrics.values}
 
 
 def _event(event: str, close: bool, **values: Any) -> Reply:
