@@ -154,6 +154,7 @@ class ModelHost:
         gc.unfreeze()
         gc.collect()
         gc.freeze()
+        self._around.metrics.begin(self.name)
         log.info("ready", extra={"fields": {"model": self.name, "load_s": round(self.loading.load_s, 2)}})
 
     def could_not_load(self, error: BaseException) -> None:
