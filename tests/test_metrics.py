@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from umaserve.errors import Fault
 from umaserve.exposition import HELP, MODEL_HELP, MODEL_STATES, exposition
-from umaserve.metrics import WINDOW, Of, ServingMetrics, Share, TickTimes, Window
+from umaserve.metrics import WATCHED_ENDS, WINDOW, Of, ServingMetrics, Share, TickTimes, Window
 from umaserve.relay.outcomes import COUNTED
 from umaserve.system.memory import resident_bytes
 
@@ -192,6 +194,28 @@ def test_counters_are_by_dialect_model_and_how_a_request_ended() -> None:
     for name, expected in (("prompt", 6), ("completion", 9)):
         family = families[f"umaserve_request_{name}_tokens"]
         assert sample(family, f"umaserve_request_{name}_tokens_total", **UDS._asdict()) == expected
+
+
+def test_refusals_and_failures_of_a_loaded_model_count_from_0_on() -> None:
+    metrics = ServingMetrics(["uds", "openai"])
+    metrics.begin("chat")
+    metrics.observe_end(UDS, "queue_full", 0, 0, 0.0, 0.0)
+    metrics.begin("chat")
+    requests = exposed(metrics, {})["umaserve_requests"]
+    found = {tuple(one.labels.values()): one.value for one in requests.samples if one.name.endswith("_total")}
+    expected = {(dialect, "chat", end): 0 for dialect in ("uds", "openai") for end in WATCHED_ENDS}
+    named = {(one.labels["dialect"], one.labels["model"], one.labels["end"]) for one in requests.samples}
+    assert named == expected.keys()
+    assert sum(found.values()) == sample(requests, "umaserve_requests_total", **UDS._asdict(), end="queue_full") == 1
+
+
+def test_the_ends_that_alerts_and_the_dashboard_ask_for_are_among_them() -> None:
+    conf = Path(__file__).parents[1] / "conf"
+    text = "".join((conf / name).read_text() for name in ("prometheus-rules.yml", "grafana.json"))
+    asked = {end for ends in re.findall(r'end=~\\?"([a-z_|]+)', text) for end in ends.split("|")}
+    assert "queue_full" in asked
+    assert asked <= {*WATCHED_ENDS}
+    assert {*WATCHED_ENDS} <= {fault.name.lower() for fault in Fault}
 
 
 def test_ticks_are_a_histogram_too() -> None:

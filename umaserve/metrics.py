@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -73,6 +74,14 @@ _REQUEST_BUCKETS: tuple[float, ...] = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5,
 _REQUEST_BUCKETS += (20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
 
 
+WATCHED_ENDS = (
+    *("queue_full", "rate_limited", "memory_pressure", "too_many_sessions", "shutting_down"),
+    *("model_not_loaded", "decode_failed", "timed_out"),
+)
+"""How requests end that are refused or fail. These alone begin at 0: for all dialects of a model, a scrape takes 1-2 ms
+to write them; the histograms would take 10 ms of the loop."""
+
+
 class Of(NamedTuple):
     """Whose request an observation is of: the labels."""
 
@@ -86,7 +95,9 @@ class ServingMetrics:
 
     WEIGHT = 0.1
 
-    def __init__(self) -> None:
+    def __init__(self, dialects: Sequence[str] = ()) -> None:
+        """``dialects``: those that clients may use."""
+        self._dialects = dialects
         self.tokens_generated = 0
         self.prompt_tokens = 0
         self.recomputed_tokens = 0
@@ -157,6 +168,13 @@ class ServingMetrics:
 
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
         return Counter(f"umaserve_{name}", about, [*Of._fields, *labels], registry=self.registry)
+
+    def begin(self, model: str) -> None:
+        """Count the refusals and failures of ``model`` from 0 on: of a counter that begins with its first value,
+        Prometheus sees no increase to that."""
+        for dialect in self._dialects:
+            for end in WATCHED_ENDS:
+                self._requests.labels(dialect, model, end)
 
     def observe_tick(self, seconds: float, rows: int, *, over_budget: bool, throttled: bool) -> None:
         self.last_batch_size = rows

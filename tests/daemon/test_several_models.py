@@ -422,6 +422,93 @@ def test_the_next_engine_and_the_next_daemon_start_from_what_ticks_took(new_worl
     assert costs(other) == (None, None)
 
 
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """The file of a model, which is written again."""
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"first")
+    return file
+
+
+@pytest.mark.parametrize("pin", [False, True], ids=["", "pinned"])
+@pytest.mark.parametrize("name", ["chat", "code"])
+def test_a_model_is_loaded_again_once_its_file_was_written_again(
+    new_world: NewWorld, written: Path, name: str, caplog: pytest.LogCaptureFixture, *, pin: bool
+) -> None:
+    of = {name: {"config": Config(memory_reserve=0, model=str(written)), "pin": pin}}
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB}, **of)
+    asked, host = world.ask(name), world.models.choose(name)
+    world.until(lambda: asked.end)
+    engines = len(world.box.handles)
+    world.models.look_at_files()
+    written.write_bytes(b"second, half")
+    world.models.look_at_files()
+    written.write_bytes(b"second, and whole")
+    world.models.look_at_files()
+    world.turn(count=50)
+    assert len(world.box.handles) == engines, "it is written still"
+    stream = world.ask(name, max_tokens=60)
+    world.until(lambda: stream.text)
+    world.models.look_at_files()
+    late = world.ask(name)
+    world.until(lambda: late.end)
+    assert stream.end is late.end is FinishReason.LENGTH
+    assert len(world.box.handles) == engines + 1
+    assert late.session.started_at > stream.session.last_made_at, "it waits for the new one"
+    assert host.state is State.LOADED
+    assert len([one for one in caplog.records if "its files have changed" in one.getMessage()]) == 1
+    for _ in range(3):
+        world.models.look_at_files()
+        world.turn(count=50)
+    assert len(world.box.handles) == engines + 1
+    assert host.pinned == pin
+
+
+def test_a_model_is_loaded_again_though_nobody_waits_for_it(new_world: NewWorld, written: Path) -> None:
+    world = new_world(8 * GIB, {"chat": GIB}, chat={"config": Config(memory_reserve=0, model=str(written))})
+    written.unlink()
+    world.models.look_at_files()
+    world.models.look_at_files()
+    world.turn(count=50)
+    assert (len(world.box.handles), world.loaded()) == (1, ["chat"]), "what was deleted stays mapped"
+    written.write_bytes(b"another one")
+    world.models.look_at_files()
+    world.models.look_at_files()
+    world.until(lambda: world.loaded() == [])
+    world.until(lambda: world.loaded() == ["chat"])
+    assert len(world.box.handles) == 2
+
+
+def test_a_mended_file_is_loaded_before_the_pause_is_over(new_world: NewWorld, written: Path) -> None:
+    world = new_world(
+        8 * GIB, {"chat": GIB, "code": GIB}, code={"config": Config(memory_reserve=0, model=str(written))}
+    )
+    host = world.models.choose("code")
+    world.box.broken.add("code")
+    for _ in range(4):
+        asked = world.ask("code")
+        world.until(lambda asked=asked: asked.end)
+    assert host.loading.retry_at > world.loop.now() + 10
+    world.box.broken.clear()
+    written.write_bytes(b"mended")
+    asked, at = world.ask("code"), world.loop.now()
+    world.models.look_at_files()
+    world.models.look_at_files()
+    world.until(lambda: asked.end)
+    assert asked.end is FinishReason.LENGTH
+    assert world.loop.now() < at + 2
+
+
+def test_a_file_of_another_size_keeps_no_new_catalogue_away(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB})
+    default = replace(world.specs[0], size_bytes=2 * GIB)
+    world.models.take(Catalogue(default, [replace(default, name="new")]))
+    assert [(one.name, one.size_bytes) for one in world.models.listed()] == [("chat", 2 * GIB), ("new", 2 * GIB)]
+    assert world.loaded() == ["chat"]
+    world.models.take(Catalogue(replace(default, pin=True), [replace(default, name="newer")]))
+    assert [one.name for one in world.models.listed()] == ["chat", "new"]
+
+
 def test_requests_fail_where_each_engine_is_killed_that_loads_their_model(new_world: NewWorld) -> None:
     world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
     world.box.failures = [EngineLost("killed")] * 10

@@ -134,6 +134,8 @@ def test_metrics_of_each_model(daemon: Daemon, http: httpx.Client) -> None:
     assert samples["umaserve_model_state", "loaded", "tiny"] == 0
     made = samples["umaserve_model_tokens_generated_total", "chat"]
     assert made == after["models"]["chat"]["tokens_generated_total"]
+    ends = "umaserve_requests_total"
+    assert samples[ends, "chat", "openai", "queue_full"] == samples[ends, "chat", "json", "timed_out"] == 0
 
 
 def test_models_are_moved_with_operators_keys_only_where_there_are_keys(

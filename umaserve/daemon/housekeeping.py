@@ -21,6 +21,8 @@ EXPIRE_S = 1.0
 FORGET_S = 60.0
 WATCH_S = 5.0
 """How often threads are checked, so that the log reports a stuck one even if nobody asks for ``/health``."""
+FILES_S = 2.0
+"""How often files of models are looked at; two looks without a change in between mean that they are whole."""
 KEEP_S = 300.0
 """How much of what models' ticks take a crash of the daemon may cost."""
 
@@ -61,6 +63,7 @@ def keep_house(
     every(loop, WATCH_S, look_at_threads)
     every(loop, WATCH_S, models.end_if_one_hangs)
     every(loop, WATCH_S, catalogue.look)
+    every(loop, FILES_S, models.look_at_files)
     every(loop, KEEP_S, models.keep_costs)
     every(loop, TIDY_S, recordings.tidy)
     every(loop, FORGET_S, kept_responses.expire)

@@ -65,6 +65,12 @@ def file_of(environ: Mapping[str, str]) -> Path | None:
         return None
 
 
+def files_of(config: Config) -> list[str]:
+    """The GGUF files that are loaded by ``config``, without adapters."""
+    named = (config.mmproj, config.draft_model, config.tts_model, config.tts_mmproj)
+    return [*parts(config.model or default_model()), *filter(None, named)]
+
+
 def read(data: bytes) -> dict[str, Known]:
     """The models of a file by their keys, in its order. Raises ``ValueError`` with what is wrong, and where."""
     top = orjson.loads(data)
@@ -131,9 +137,8 @@ class KnownModels:
 
     def key(self, config: Config) -> str | None:
         """Of the model that is loaded by ``config``; ``None`` where a file of it can't be read, as loading it says."""
-        named = (config.mmproj, config.draft_model, config.tts_model, config.tts_mmproj)
         try:
-            files = [_state(path) for path in (*parts(config.model or default_model()), *filter(None, named))]
+            files = [_state(path) for path in files_of(config)]
         except OSError:
             return None
         settings = {name: getattr(config, name) for name in (*PER_MODEL, *VOICE)}

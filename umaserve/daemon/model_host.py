@@ -53,7 +53,9 @@ class ModelHost:
         self._unload_until: float | None = None
         """While it is being unloaded: when that is to be done."""
         self._leaving = False
-        """Whether the operator wants it unloaded."""
+        """Whether the operator wants it unloaded, or its files have changed."""
+        self._outdated = False
+        """Whether what it computes may be wrong, since its files have changed."""
         self._suspects: Sequence[Session] = ()
         """The sessions that may be why the latest engine was lost."""
         self._waiting = Waiting(around.loop.now)
@@ -93,7 +95,7 @@ class ModelHost:
     @property
     def pinned(self) -> bool:
         """Whether it stays once it is loaded: its engine may be the daemon's voice, too."""
-        return self.spec.pin or bool(self.spec.config.tts_model)
+        return bool(self.spec.config.tts_model) or (self.spec.pin and not self._outdated)
 
     # -- the operator's wishes -----------------------------------------------------------------------------------
 
@@ -152,6 +154,7 @@ class ModelHost:
         gc.unfreeze()
         gc.collect()
         gc.freeze()
+        self._around.metrics.begin(self.name)
         log.info("ready", extra={"fields": {"model": self.name, "load_s": round(self.loading.load_s, 2)}})
 
     def could_not_load(self, error: BaseException) -> None:
@@ -195,7 +198,7 @@ class ModelHost:
 
         def closed() -> None:
             self._unload_until = None
-            self.sessions.holds_back = False
+            self.sessions.holds_back = self._outdated = False
             log.info("unloaded", extra={"fields": {"model": self.name}})
             self._around.changed()
 
@@ -215,7 +218,7 @@ class ModelHost:
         if loaded is None:
             return  # The daemon drains, and had no use for it any more.
         self.loaded = self._unload_until = None
-        self._leaving = self.sessions.holds_back = False
+        self._leaving = self.sessions.holds_back = self._outdated = False
         self._end(loaded, blamed=end.blames)
         self._around.metrics.observe_crash(end.cause)
         self.loading.forget()
@@ -271,6 +274,21 @@ class ModelHost:
         else:
             self.loading.failed()
 
+    def look_at_files(self) -> None:
+        """Have it loaded again, once what it runs has ended, where its files have changed."""
+        if self._leaving or self.state not in (State.LOADED, State.FAILED) or not self.loading.files.changed():
+            return
+        if self.state is State.FAILED:
+            # They may be whole now.
+            self.loading.retry_at = -math.inf
+            self.loading.end_pause()
+        elif self.spec.config.tts_model:
+            return  # It would fall silent in the middle of a sentence.
+        else:
+            self._leaving = self.sessions.holds_back = self._outdated = True
+        self._waiting.wish(lambda _error: None)
+        self._around.changed()
+
     # -- serving -------------------------------------------------------------------------------------------------
 
     def ask(self, question: Question) -> None:
@@ -303,7 +321,9 @@ class ModelHost:
         if scheduler.eager:
             # So that the loop turns once more.
             self._loop.call_soon(lambda: None)
-        if self._unload_until is not None and (scheduler.put_away() or self._loop.now() > self._unload_until):
+        if self._unload_until is not None and (
+            self._outdated or scheduler.put_away() or self._loop.now() > self._unload_until
+        ):
             self._unload()
 
     def tell_waiting(self) -> None:

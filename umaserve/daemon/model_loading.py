@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 
 from umaserve.daemon.engine_place import EnginePlace
+from umaserve.daemon.file_watch import FileWatch
+from umaserve.daemon.known_models import files_of
 from umaserve.daemon.surroundings import Surroundings
 from umaserve.net.timers import Timer
 from umaserve.serving.cost_model import Cost
@@ -36,6 +38,7 @@ class ModelLoading:
         self._spec = spec
         self._known = around.known
         self._key = self._known.key(spec.config)
+        self.files = FileWatch(spec.name, files_of(spec.config))
         self.needed_bytes = self._known.needed_bytes(self._key) or spec.size_bytes + BESIDES_WEIGHTS
         """The memory that it takes, as far as is known."""
         self.cost = self._known.cost(self._key)
@@ -114,6 +117,7 @@ class ModelLoading:
             self._loaded(result)
 
         # Its files may have been replaced.
+        self.files.note()
         key = self._known.key(self._spec.config)
         if key != self._key:
             self._key, self.cost = key, self._known.cost(key)

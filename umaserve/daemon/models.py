@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from umaserve.daemon.engine_place import NewEngine
 from umaserve.daemon.engine_threads import EngineThreads
@@ -155,7 +156,9 @@ class Models:
     def take(self, catalogue: Catalogue) -> None:
         """Serve the models of a new catalogue. The default one stays as it is; any other that is gone or different does
         so until it is not in use any more."""
-        if catalogue.default != self._catalogue.default:
+        # What another size means for the default one, its host sees for itself.
+        size_bytes = self._catalogue.default.size_bytes
+        if replace(catalogue.default, size_bytes=size_bytes) != self._catalogue.default:
             log.warning("models: the default one has changed, which takes effect at the next start; nothing else does")
             return
         before, now = ({spec.name: spec for spec in one.models} for one in (self._catalogue, catalogue))
@@ -166,6 +169,7 @@ class Models:
         }
         log.info("the models were looked up again", extra={"fields": changes})
         self._catalogue = catalogue
+        self.default.spec = catalogue.default
         self._follow_catalogue()
 
     def _follow_catalogue(self) -> None:
@@ -307,6 +311,11 @@ class Models:
         for host in self:
             if host.loaded is not None:
                 host.loading.keep_cost(host.loaded.scheduler.learned_cost)
+
+    def look_at_files(self) -> None:
+        """Have models whose files have changed loaded again, unless the daemon drains."""
+        for host in self if self._wanted() else ():
+            host.look_at_files()
 
     def end_if_one_hangs(self) -> None:
         for host in self:

@@ -27,6 +27,7 @@ from umaserve.daemon.left_file import LeftFile
 from umaserve.daemon.model_sessions import ModelSessions
 from umaserve.daemon.models import Models
 from umaserve.daemon.relay_links import DaemonLinks
+from umaserve.daemon.routes import DIALECTS
 from umaserve.daemon.services import Services
 from umaserve.daemon.site import DaemonSite
 from umaserve.daemon.vllm_metrics import use_of, vllm_metrics
@@ -95,7 +96,7 @@ class Server:
         self._signals = Signals(loop, lambda: self._entrances.remove_files(), self._reread_files)
         rates = Rates(config.rate_requests, config.rate_tokens)
         self._admission = Admission(rates, config.max_queue, config.memory_reserve, available_bytes)
-        self._serving_metrics = ServingMetrics()
+        self._serving_metrics = ServingMetrics((config.protocol, *(dialect.name for dialect in DIALECTS)))
         self._traces = _traces(config.otel_endpoint, loop.now) if config.otel_endpoint else None
         self._content_filter = content_filter.load(config.content_filter) if config.content_filter else None
         self._gate = Gate(
