@@ -348,7 +348,7 @@ class Body:
     headers = (("x-told", "yes"),)
     stream_type = sse.CONTENT_TYPE
     whole_type = "application/json"
-    ping = None
+    ping = staticmethod(sse.ping)
     frame = staticmethod(sse.event)
 
     def __init__(self, at: str, streaming: bool) -> None:
