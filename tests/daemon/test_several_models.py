@@ -704,7 +704,7 @@ def test_questions_and_unread_requests_wait_no_longer_than_requests_may_take(new
 class UnreadBody:
     """A body that can't be read before its model is loaded, and its reply."""
 
-    streaming, done, ping, headers, whole_type = False, False, None, (), "text/plain"
+    streaming, done, headers, whole_type = False, False, (), "text/plain"
 
     def __init__(self, models: Models) -> None:
         self.replies: list[RequestError] = []

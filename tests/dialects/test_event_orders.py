@@ -165,7 +165,7 @@ def test_the_events_of_every_message(session: Session, tools: bool, thinks: bool
     events = message_events(run(body, {**asked, "stream": True}, session), body.frame)
     stream = MessageStream()
     for ping in sorted(data.draw(st.sets(st.integers(0, max(0, len(events) - 1)))), reverse=True):
-        events[ping:ping] = message_events([body.ping], body.frame)
+        events[ping:ping] = message_events([body.ping()], body.frame)
     for event in events:
         stream.take(event)
     assert body.done == (stream.state == "ended") == (session.whole or session.error is not None)

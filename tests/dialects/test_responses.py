@@ -286,7 +286,7 @@ def test_a_stream():
 def test_a_stream_in_which_nothing_comes_says_that_it_goes_on():
     one = ResponseBody(replace(FACTS, model=lambda _name: None))
     one.receive(body(stream=True, model="some"))
-    told = read(one.frame(one.ping) + one.frame(one.ping))
+    told = read(one.ping() + one.ping())
     assert [event["type"] for event in told] == ["response.created"] + ["response.in_progress"] * 3
     assert told[-1]["response"]["model"] == "some"
     assert ordered(told).numbers == 4

@@ -20,7 +20,7 @@ from umaserve.dialects.http import FormReply, HttpDialect, Page, Route, TextRepl
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate
-from umaserve.outputs import Finished, FinishReason, Output, Placed, Prefilled, Started, Timing, Token, Usage
+from umaserve.outputs import Finished, FinishReason, Output, Started, Timing, Token, Usage
 from umaserve.serving.session import Hold
 from umaserve.stages.spoken import Speech
 from umaserve.wire.pcm import pcm16
@@ -348,7 +348,7 @@ class Body:
     headers = (("x-told", "yes"),)
     stream_type = sse.CONTENT_TYPE
     whole_type = "application/json"
-    ping = None
+    ping = staticmethod(sse.ping)
     frame = staticmethod(sse.event)
 
     def __init__(self, at: str, streaming: bool) -> None:
@@ -419,12 +419,11 @@ def test_a_stream_that_fails_after_it_began_ends_without_its_end(
     assert list(world.sessions.running()) == []
 
 
-def test_a_stream_that_fails_before_its_first_token_is_an_error_of_http(world: HttpWorld) -> None:
+def test_a_stream_that_fails_before_its_prompt_starts_is_an_error_of_http(world: HttpWorld) -> None:
     world.send(post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}], "stream": True}))
     (session,) = world.sessions.running()
-    for output in (Started(), Placed(), Prefilled(5)):
-        world.sessions.put(session, output)
-        world.deliver()
+    world.sessions.put(session, Started())
+    world.deliver()
     assert world.received() == b""
     world.sessions.fail(session, RequestError(Fault.MEMORY_PRESSURE, "request", "try again later"))
     world.deliver()

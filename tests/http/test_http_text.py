@@ -21,7 +21,9 @@ from umaserve.wire.relay_messages import Request
 
 MESSAGE = {"model": "any", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+COMMENT = b":\n\n"
 PATHS = [("/v1/messages", MESSAGE), ("/v1/chat/completions", MESSAGE), ("/v1/completions", {"prompt": "hi"})]
+STREAMS = [*PATHS, ("/completion", {"prompt": "hi"}), ("/v1/generate", {"prompt": "hi"}), ("/api/chat", MESSAGE)]
 
 
 def put(world: DaemonWorld, *outputs: Any) -> None:
@@ -62,11 +64,84 @@ def test_an_error_after_a_ping_is_an_event(world: HttpWorld) -> None:
     assert b'event: error\ndata: {"type":"error","error":{"type":"timeout_error"' in received
 
 
-@pytest.mark.parametrize(("path", "more"), [("/v1/messages", {}), ("/v1/chat/completions", {"stream": True})])
-def test_others_are_not_pinged(world: HttpWorld, path: str, more: dict[str, bool]) -> None:
-    world.send(post(path, {**MESSAGE, **more}))
+@pytest.mark.parametrize(("path", "body"), STREAMS)
+def test_a_whole_reply_is_not_pinged(world: HttpWorld, path: str, body: Mapping[str, Any]) -> None:
+    world.send(post(path, {**body, "stream": False}))
+    put(world, Started(), Placed())
     world.turn(PING_S + 1)
     assert world.received() == b""
+
+
+def body_of(received: bytes) -> bytes:
+    """The body of a chunked reply, of which the head is there if it is the beginning."""
+    body = b""
+    rest = received.partition(b"\r\n\r\n")[2] if received.startswith(b"HTTP/") else received
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        body += rest[: int(size, 16)]
+        rest = rest[int(size, 16) + 2 :]
+    return body
+
+
+@pytest.mark.parametrize(("path", "body"), STREAMS[1:5])
+def test_a_silent_stream_of_events_has_comments(world: HttpWorld, path: str, body: Mapping[str, Any]) -> None:
+    world.send(post(path, {**body, "stream": True}))
+    put(world, Started())
+    world.turn(PING_S - 1)
+    assert world.received() == b""
+    for _ in range(2):
+        world.turn(PING_S)
+        assert body_of(world.received()) == COMMENT
+    put(world, Placed(), Prefilled(3), Token("a", 1), Finished(FinishReason.STOP, Usage(3, 1)))
+    assert body_of(world.received()).startswith(b"data: {")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "empty"),
+    [
+        ("/api/chat", MESSAGE, {"message": {"role": "assistant", "content": ""}}),
+        ("/api/generate", {"model": "any", "prompt": "hi"}, {"response": ""}),
+    ],
+)
+def test_a_silent_stream_of_lines_has_empty_ones(
+    world: HttpWorld, path: str, body: Mapping[str, Any], empty: Mapping[str, Any]
+) -> None:
+    world.send(post(path, body))
+    world.turn(PING_S + 1)
+    line = json.loads(body_of(world.received()))
+    assert line.pop("created_at").endswith("Z")
+    assert line == {"model": "any", **empty, "done": False}
+
+
+@pytest.mark.parametrize(("path", "body"), STREAMS)
+def test_the_head_of_a_stream_comes_when_its_prompt_starts(
+    world: HttpWorld, path: str, body: Mapping[str, Any]
+) -> None:
+    world.send(post(path, {**body, "stream": True}))
+    put(world, Started())
+    assert world.received() == b""
+    put(world, Placed())
+    received = world.received()
+    assert received.startswith(b"HTTP/1.1 200 ")
+    assert received.endswith(b"\r\n\r\n"), "what comes first is the time to the first token"
+    put(world, RequestError(Fault.TIMED_OUT, "request", "it took too long"))
+    assert b"it took too long" in body_of(world.received())
+
+
+@pytest.mark.parametrize(("path", "body"), STREAMS)
+def test_an_error_before_the_head_has_a_status(world: HttpWorld, path: str, body: Mapping[str, Any]) -> None:
+    world.send(post(path, {**body, "stream": True}))
+    put(world, Started(), RequestError(Fault.CONTEXT_EXCEEDED, "messages", "too long"))
+    assert world.statuses() == [400]
+
+
+def test_the_head_waits_for_all_prompts_of_a_body(world: HttpWorld) -> None:
+    world.send(post("/v1/completions", {"prompt": ["hi", "ho"], "stream": True}))
+    first, second = world.sessions.running()
+    for session, came in ((first, False), (second, True)):
+        world.sessions.put(session, Placed())
+        world.deliver()
+        assert (world.received() != b"") == came
 
 
 def test_a_client_that_leaves_ends_its_request_within_a_turn_and_is_pinged_no_more(world: HttpWorld) -> None:

@@ -22,12 +22,13 @@ from umaserve.stages.spoken import SpokenAnswer
 
 log = logging.getLogger(__name__)
 
-PING_S = 10.0
-"""After how many seconds of silence a stream gets a ping."""
+PING_S = 15.0
+"""After how many seconds of silence a stream gets a ping: clients give up after some minutes without a byte."""
 
 
 class TextExchange:
-    """Runs the requests of one body. An error before the first event makes an error reply; later it ends the stream."""
+    """Runs the requests of one body. The head of a stream is sent once all of them have a slot, or with the first event
+    or ping. An error before the head makes an error reply; later it is an event that ends the stream."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class TextExchange:
         self._sessions = [self._manager.open(functools.partial(self._deliver, 0), caller)]
         self._spoken: list[SpokenAnswer] = []
         self._unsent: list[bytes] = []
-        """Events not yet sent: an error reply may still replace them."""
+        """Events not yet sent."""
         self._headers: list[tuple[str, str]] = []
         """Headers of the reply besides the body's."""
         self._begun = self._ended = False
@@ -104,15 +105,15 @@ class TextExchange:
             self._fail(0, error)
 
     def _ping_later(self) -> None:
-        if self._body.streaming and self._body.ping is not None:
+        if self._body.streaming:
             self._ping = self._loop.call_later(PING_S, self._send_ping)
 
     def _send_ping(self) -> None:
         self._ping = None
         # A reader that is behind has something to read.
-        if self._body.ping is not None and not self._responder.congested:
-            self._unsent.append(self._body.ping)
-            self._flush()
+        if not self._responder.congested:
+            self._begin()
+            self._responder.write(self._body.ping())
         self._ping_later()
 
     def _speak(self, session: Session, speaking: Speaking) -> None:
@@ -158,6 +159,8 @@ class TextExchange:
                 self._headers.append(miss_header(output.miss))
             if not self._unplaced:
                 self._memory.keep(0)
+                if self._body.streaming:
+                    self._begin()
         self._unsent += self._body.send(index, output)
         if self._body.streaming and not isinstance(output, Started | Placed | Prefilled):
             self._flush()
@@ -183,13 +186,16 @@ class TextExchange:
             status, body, headers = self._body.error(error)
             self._responder.respond(status, [JSON_TYPE, *headers], body)
 
-    def _flush(self) -> None:
-        if not self._unsent:
-            return
+    def _begin(self) -> None:
         if not self._begun:
             self._begun = True
             own = [("Content-Type", self._body.stream_type), *AS_IT_COMES]
             self._responder.begin(200, [*own, *self._body.headers, *self._headers])
+
+    def _flush(self) -> None:
+        if not self._unsent:
+            return
+        self._begin()
         self._responder.write(b"".join(map(self._body.frame, self._unsent)))
         self._unsent.clear()
         if self._ping is not None:

@@ -69,10 +69,6 @@ class Body(Protocol):
         """Whether all requests of the body have ended."""
 
     @property
-    def ping(self) -> bytes | None:
-        """The data of an event for a stream in which nothing else comes for a while, if there is one."""
-
-    @property
     def end(self) -> bytes | None:
         """The data of the event that ends a stream, if there is one."""
 
@@ -92,6 +88,9 @@ class Body(Protocol):
 
     def frame(self, data: bytes) -> bytes:
         """The bytes of one event of the stream."""
+
+    def ping(self) -> bytes:
+        """The bytes that a stream gets in which nothing else comes for a while; they change nothing for its reader."""
 
     def result(self) -> bytes:
         """The whole reply, once ``done`` or without requests."""

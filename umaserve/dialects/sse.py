@@ -9,3 +9,8 @@ def event(data: bytes, name: str = "") -> bytes:
     """One event with ``data``, which must not contain a line break."""
     head = f"event: {name}\n".encode() if name else b""
     return b"%bdata: %b\n\n" % (head, data)
+
+
+def ping() -> bytes:
+    """A comment, which readers of events pass over."""
+    return b":\n\n"

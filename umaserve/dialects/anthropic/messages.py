@@ -31,7 +31,6 @@ class MessageBody:
 
     stream_type = sse.CONTENT_TYPE
     whole_type = JSON
-    ping = sse.event(b'{"type":"ping"}', "ping")
     end = None
     """A stream ends with ``message_stop`` or an error; nothing follows."""
 
@@ -95,6 +94,10 @@ class MessageBody:
     def frame(data: bytes) -> bytes:
         """``send`` frames its events itself, since they have names."""
         return data
+
+    @staticmethod
+    def ping() -> bytes:
+        return sse.event(b'{"type":"ping"}', "ping")
 
     def result(self) -> bytes:
         """The whole message, after ``Finished``."""

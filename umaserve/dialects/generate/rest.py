@@ -26,8 +26,8 @@ class GenerateBody:
 
     stream_type = sse.CONTENT_TYPE
     whole_type = JSON
-    ping = None
     frame = staticmethod(sse.event)
+    ping = staticmethod(sse.ping)
     end = None
     """A stream ends with its completion or error; nothing follows."""
 

@@ -71,8 +71,8 @@ class NativeBody:
 
     stream_type = sse.CONTENT_TYPE
     whole_type = JSON
-    ping = None
     frame = staticmethod(sse.event)
+    ping = staticmethod(sse.ping)
     end = None
     """A stream ends with the last answer's last event."""
 

@@ -48,7 +48,6 @@ class _TextBody(ABC):
 
     stream_type = LINES
     whole_type = JSON
-    ping = None
     frame = staticmethod(line)
     end = None
     """A stream ends with the line that is ``done``, or with an error."""
@@ -58,10 +57,12 @@ class _TextBody(ABC):
         self._facts = facts
         self._new_id = new_id
         self._created = datetime.fromtimestamp(facts.now(), UTC)
+        self._asked_at = facts.clock()
         self._asked = TextRequest(None, "", stream=False, unloads=False)
         self._calls = Calls()
         self._parser: ToolCallParser | None = None
         self._model = ""
+        """The model's full name, once it is loaded."""
         self._pieces: list[Piece] = []
         self._finished: Finished | None = None
         self._failed = False
@@ -95,6 +96,11 @@ class _TextBody(ABC):
                 lines = self._say(self._rest(), output.timing.total_s)
                 return [*lines, self._last(Piece(), output)] if self.streaming else []
         return []
+
+    def ping(self) -> bytes:
+        """A line without text: lines of JSON have no comments."""
+        elapsed_s = self._facts.clock() - self._asked_at
+        return line(orjson.dumps({**self._around(Piece(), elapsed_s), "done": False}))
 
     def fail(self, _index: int, error: RequestError) -> list[bytes]:
         """The line for an error; none unless streaming."""
@@ -163,7 +169,8 @@ class _TextBody(ABC):
 
     def _around(self, piece: Piece, elapsed_s: float) -> dict[str, Any]:
         at = (self._created + timedelta(seconds=elapsed_s)).isoformat(timespec="microseconds")
-        shaped = {"model": self._model, "created_at": at.replace("+00:00", "Z"), **self._shape(piece)}
+        model = self._model or self._asked.model
+        shaped = {"model": model, "created_at": at.replace("+00:00", "Z"), **self._shape(piece)}
         if piece.logprobs:
             shaped["logprobs"] = [_scores(scores) for scores in piece.logprobs]
         return shaped

@@ -33,8 +33,8 @@ class _OpenAIBody:
     end = SSE_DONE
     stream_type = sse.CONTENT_TYPE
     whole_type = JSON
-    ping = None
     frame = staticmethod(sse.event)
+    ping = staticmethod(sse.ping)
     _object: str
     _chunk_object: str
 

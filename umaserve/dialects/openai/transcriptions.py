@@ -50,8 +50,8 @@ class TranscriptionBody:
     end = None
     """A stream ends with ``transcript.text.done`` or an error; nothing follows."""
     stream_type = sse.CONTENT_TYPE
-    ping = None
     frame = staticmethod(sse.event)
+    ping = staticmethod(sse.ping)
 
     def __init__(
         self,

@@ -80,11 +80,6 @@ class ResponseBody:
     def done(self) -> bool:
         return self._ended is not None
 
-    @property
-    def ping(self) -> bytes:
-        """Programs that give up after some minutes without an event don't count comments."""
-        return self._data(self._event("in_progress"))
-
     def receive(self, body: bytes) -> Sequence[Generate]:
         """The one request in ``body``; raises ``RequestError``."""
         asked = response_request(body, self._facts.limits, self._id, self._facts.kept)
@@ -154,6 +149,10 @@ class ResponseBody:
         """One event with its number. The first one comes after those that open every stream."""
         opening = [] if self._n_events else [self._data(self._event(kind)) for kind in _OPENING]
         return b"".join(map(self._numbered, [*opening, data]))
+
+    def ping(self) -> bytes:
+        """An event: programs that give up after some minutes without one don't count comments."""
+        return self.frame(self._data(self._event("in_progress")))
 
     def result(self) -> bytes:
         """The whole response, once ``done``."""
