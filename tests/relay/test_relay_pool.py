@@ -40,6 +40,7 @@ SILENCE_S = 9.0
 COMPLETE, TIMED_OUT = "graceful shutdown complete", "graceful shutdown timed out"
 SHUTTING_DOWN = ("fail", 503, "the relay is shutting down")
 ENDS = ("respond", "end", "fail")
+COMMENT = ":\n\n"
 BOTH = ("flow", "websocket")
 
 
@@ -114,8 +115,13 @@ class Client:
         return "".join(str(told[1]) for told in self.heard if told[0] == "write")
 
     @property
-    def begun(self) -> bool:
+    def opened(self) -> bool:
         return any(told[0] == "begin" for told in self.heard)
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has got anything but comments."""
+        return any(told[0] == "write" and told[1] != COMMENT for told in self.heard)
 
     def hear(self, *told: object) -> None:
         assert not self.over, f"{self.request} is over: {self.heard}, then {told}"
@@ -126,15 +132,15 @@ class Client:
                 self.then()
 
     def respond(self, status: int, headers: object, body: str) -> None:
-        assert not self.begun
+        assert not self.opened
         self.hear("respond", status, headers, body)
 
     def begin(self, status: int, headers: object) -> None:
-        assert not self.begun
+        assert not self.opened
         self.hear("begin", status, headers)
 
     def write(self, chunk: str | bytes) -> None:
-        assert self.begun
+        assert self.opened
         self.hear("write", chunk)
 
     def end(self) -> None:
@@ -843,6 +849,30 @@ def test_a_whole_reply_may_not_be_larger_either(relay: Relay) -> None:
 
 
 # Lost workers.
+
+
+def test_who_has_had_comments_only_gets_another_worker(relay: Relay) -> None:
+    link, client = relay.connect("a"), relay.ask()
+    other = relay.connect("a")
+    for _ in range(2):
+        link.chunk(client.request.id, COMMENT)
+    link.drop()
+    assert relay.holders(client) == [other]
+    other.chunk(client.request.id, COMMENT, None)
+    other.chunk(client.request.id, "data: 1", None)
+    other.complete(client.request.id)
+    assert [told[0] for told in client.heard] == ["begin", *["write"] * 4, "end"]
+    assert client.got == COMMENT * 3 + "data: 1"
+
+
+@pytest.mark.parametrize(("status", "body"), [(400, '{"error": 1}'), (200, "{}")])
+def test_after_comments_a_whole_reply_can_only_be_a_late_error(relay: Relay, status: int, body: str) -> None:
+    link, client = relay.connect("a"), relay.ask()
+    other = relay.connect("a")
+    link.chunk(client.request.id, COMMENT)
+    link.drop()
+    other.complete(client.request.id, status, body=body)
+    assert client.outcome == ("fail", 502, "the worker failed after it had begun to answer")
 
 
 def test_who_lost_its_worker_is_served_by_another_at_once(relay: Relay) -> None:

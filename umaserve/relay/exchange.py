@@ -67,7 +67,7 @@ class RelayExchange:
         self._connection.respond(status, _passed(headers), b"" if status in WITHOUT_BODY else _bytes(body))
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        self._connection.input.keep(0)
+        self._connection.input.keep(0 if self._request is None else len(self._request.body))
         self._begun = True
         self._bodiless = status in WITHOUT_BODY
         self._events = is_event_stream(headers)
@@ -88,6 +88,7 @@ class RelayExchange:
 
     def end(self) -> None:
         self._request = None
+        self._connection.input.keep(0)
         self._connection.end()
 
     def fail(self, status: int, error: str) -> None:

@@ -14,7 +14,7 @@ from umaserve.relay.outcomes import Outcomes
 from umaserve.relay.request import RelayedRequest
 from umaserve.relay.states import Event
 from umaserve.relay.worker import Worker
-from umaserve.wire.event_stream import begins_event
+from umaserve.wire.event_stream import begins_event, says_nothing
 from umaserve.wire.relay_messages import OtherReason, ResponseChunk, ResponseComplete, WorkerError
 
 log = logging.getLogger(__name__)
@@ -56,9 +56,19 @@ class Replies:
             request.client.write(message.chunk)
             return
         if request.is_websocket or _is_stream(message, request.held):
-            self._begin(request, message)
+            if isinstance(message.chunk, str) and says_nothing(request.held + message.chunk):
+                self._open(request, message)
+                request.client.write(request.held + message.chunk)
+                request.held = ""
+            else:
+                self._begin(request, message)
         else:
             request.held += str(message.chunk)
+
+    def _open(self, request: RelayedRequest, message: ResponseChunk) -> None:
+        if not request.opened:
+            request.opened = True
+            request.client.begin(message.status_code or 200, message.headers or EVENT_STREAM)
 
     def _begin(self, request: RelayedRequest, message: ResponseChunk) -> None:
         request.move(Event.OUTPUT)
@@ -66,7 +76,7 @@ class Replies:
         request.body = ""
         request.frames.clear()
         held, request.held = request.held, ""
-        request.client.begin(message.status_code or 200, message.headers or EVENT_STREAM)
+        self._open(request, message)
         if held:
             request.client.write(held)
         request.client.write(message.chunk)
@@ -83,8 +93,9 @@ class Replies:
         body = message.body or ""
         if isinstance(body, str):
             body = request.held + body
-        begun = request.begun
-        if begun and message.status_code >= 400:
+        begun = request.opened
+        # After comments alone, another worker may have answered with a whole reply.
+        if begun and (message.status_code >= 400 or (body and not request.begun)):
             self._outcomes.fail(request, 502, "the worker failed after it had begun to answer")
         elif not begun and len(body) > self._max_bytes:
             self._outcomes.fail(request, 502, f"response: larger than {self._max_bytes} bytes")

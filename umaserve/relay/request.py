@@ -84,6 +84,8 @@ class RelayedRequest:
     requeues: int = 0
     frames: list[str] = field(default_factory=list)
     """A WebSocket's messages from the client after the first one, up to the first output."""
+    opened: bool = False
+    """Whether its client has the head of a stream, and perhaps comments: it may still be requeued."""
     held: str = ""
     """Output held back from the client until it is clear whether it is a stream."""
     output_bytes: int = 0

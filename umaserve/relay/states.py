@@ -10,7 +10,7 @@ class State(enum.Enum):
     WAITING = "waiting"
     """No worker has it: it is queued, or just being dispatched or refused."""
     IN_FLIGHT = "in flight"
-    """A worker has it, and no output has reached its client: it can still be requeued."""
+    """A worker has it, and no output but comments has reached its client: it can still be requeued."""
     STREAMING = "streaming"
     """Output has reached its client."""
     DONE = "done"

@@ -24,6 +24,12 @@ def begins_event(text: str) -> bool:
     return text.lstrip("\ufeff\r\n").startswith(_FIELDS)
 
 
+def says_nothing(text: str) -> bool:
+    """Whether ``text`` has whole comments only, as a stream that waits for its first event."""
+    comments = all(not line or line.startswith(":") for line in _LINE_END.split(text))
+    return comments and 0 < len(text) == end_of_events(text)
+
+
 def end_of_events(text: str) -> int:
     """The number of characters of ``text`` that are whole events; the rest is an incomplete one."""
     return max(found + len(blank) if (found := text.rfind(blank)) >= 0 else 0 for blank in _BLANK_LINES)
