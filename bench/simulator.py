@@ -333,4 +333,5 @@ class Simulation:
             started=job.placed,
             cells=job.cells or min(job.most, job.length + self._lengths.more(job.generated)),
             resumes=job.generated > 0,
+            own_target=True,
         )

@@ -323,6 +323,17 @@ def test_rule_5_whoever_waited_too_long_is_overtaken_by_no_newcomer(snapshot: Sn
             assert not in_background(ahead)
 
 
+@given(snapshots(), st.floats(0.001, 100.0))
+def test_rule_5_without_targets_of_their_own_the_order_is_that_of_arrival(snapshot: Snapshot, target: float) -> None:
+    plain = [one._replace(target_ttft_s=target, own_target=False, resumes=False) for one in snapshot.prompts]
+    order = planned_first(dataclasses.replace(snapshot, prompts=plain))
+    for background in (False, True):
+        line = [one for one in plain if in_background(one) == background]
+        assert [id_ for id_ in order if id_ in {one.id for one in line}] == [
+            one.id for one in sorted(line, key=lambda one: (one.arrived_at, one.id))
+        ]
+
+
 @given(snapshots())
 def test_rule_6_nobody_is_overtaken_but_by_those_who_have_started(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
@@ -580,6 +591,15 @@ ORDERS = {
     "a late arrival with a tight target": [
         prompt(1, target_ttft_s=0.1),
         prompt(2, arrived_at=NOW - 1, target_ttft_s=2),
+    ],
+    "who came first, however late": [
+        prompt(3, arrived_at=NOW - 9),
+        prompt(2, arrived_at=NOW - 5),
+        prompt(1, arrived_at=NOW - 0.5),
+    ],
+    "who can still keep a target of its own": [
+        prompt(1, own_target=True),
+        prompt(2, arrived_at=NOW - 5, own_target=True),
     ],
     "the older of equals": [prompt(1), prompt(2)],
     "interactive": [prompt(2, target_ttft_s=20), prompt(1, arrived_at=NOW - 9, priority=BACKGROUND, target_ttft_s=1)],

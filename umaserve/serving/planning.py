@@ -310,6 +310,7 @@ class Planning:
             # Without divisions, it mostly shares the cells of the cached prefix.
             moving_s=0.0 if started or not self._division.possible else self._moving.of_sequence(session.reusable),
             target_tbt_s=request.target_tbt_s or self._targets.tbt_s,
+            own_target=request.target_ttft_s is not None,
         )
 
     # -- from the plan to the tick -------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ The rules, and why:
    one prompt, the last token of a wide batch has its own tick, as it has when the prompt is repeated: a wide batch
    rounds differently, and equal requests on an idle daemon are to get equal answers.
 5. Prompts are ordered by class; within a class, preempted streams go first, since their clients wait in the middle of
-   an answer; then by deadline. Prompts that have missed their deadline go behind those that can still keep it;
-   otherwise an overloaded daemon would serve everybody late. No deadline is later than ``AGING_S`` after arrival. A
-   prompt that has waited that long, of whatever class, is not overtaken by newer ones.
+   an answer; then by deadline, which is the order of arrival for prompts without a target of their own. Those with one
+   that have missed their deadline go behind all that have not; otherwise an overloaded daemon would serve everybody
+   late. No deadline is later than ``AGING_S`` after arrival. A prompt that has waited that long, of whatever class, is
+   not overtaken by newer ones.
 6. A prompt starts when a slot is free, and the cells to promise to it: for its tokens, and for the likely length of its
    answer. The first prompt that does not fit blocks those behind it; otherwise a long prompt could wait for ever. A
    stream that outgrows its promise gets more cells before its next token, and before any prompt starts.
@@ -305,5 +306,5 @@ def _most_tokens_a_second(
 
 
 def _urgency(prompt: Prompt, now: float) -> tuple[bool, bool, bool, float, int]:
-    key = urgency(prompt.priority, prompt.arrived_at, prompt.target_ttft_s, now, resumes=prompt.resumes)
-    return *key, prompt.id
+    target, own, resumes = prompt.target_ttft_s, prompt.own_target, prompt.resumes
+    return *urgency(prompt.priority, prompt.arrived_at, target, now, own_target=own, resumes=resumes), prompt.id

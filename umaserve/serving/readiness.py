@@ -89,9 +89,17 @@ class Readiness:
         """The sort key of waiting sessions: the least is served first."""
         request = session.request
         assert request is not None
-        target = request.target_ttft_s or self._targets.ttft_s
-        goes_on = resumes(session)
-        return *urgency(request.priority, session.requested_at, target, self._now(), resumes=goes_on), session.id
+        own = request.target_ttft_s
+        target = own or self._targets.ttft_s
+        key = urgency(
+            request.priority,
+            session.requested_at,
+            target,
+            self._now(),
+            own_target=own is not None,
+            resumes=resumes(session),
+        )
+        return *key, session.id
 
     def between_ticks(self) -> None:
         """No tick with KV operations is under way."""

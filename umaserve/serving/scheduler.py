@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from umaserve.errors import Fault, RequestError, shutting_down
@@ -20,11 +20,12 @@ from umaserve.serving.neighbours import Neighbours
 from umaserve.serving.observer import observe_delivery
 from umaserve.serving.planning import Planning
 from umaserve.serving.preparing import Preparing, lacks_media
-from umaserve.serving.readiness import Readiness
+from umaserve.serving.readiness import Readiness, resumes
 from umaserve.serving.results import Results
 from umaserve.serving.session import Hold, Session
 from umaserve.serving.sessions import SessionManager
 from umaserve.serving.slots import Slots
+from umaserve.serving.snapshot import is_background
 from umaserve.serving.steering import Changes
 from umaserve.serving.submitted import Submitted
 from umaserve.serving.targets import Targets
@@ -141,14 +142,21 @@ class Scheduler:
                 self._spent(session.caller, 1, now)
 
     def tell_waiting(self) -> None:
-        """Tell each request that has waited in the queue for ``PATIENCE_S`` its position."""
+        """Tell each request that has waited in the queue for ``PATIENCE_S`` its position in the line of its class.
+
+        Streams that go on have a line of their own, before all who have not started. Whoever comes is the last of a
+        line, and whoever pauses before it has started keeps its place, so that a position grows with the class only.
+        """
         now = self._now()
-        queue = sorted((s for s in self._sessions.running() if self._waits(s)), key=self._readiness.urgency)
+        placed = [(_line(session, now), session) for session in self._sessions.running() if _stands_in_line(session)]
+        placed.sort(key=lambda one: (one[0], one[1].waits_since if resumes(one[1]) else 0.0))
+        lengths, ahead = Counter(line for line, _ in placed), Counter[tuple[bool, bool]]()
         each = self.metrics.request_s / self._engine.capacity.slots
-        for position, session in enumerate(queue, 1):
-            if now - session.waits_since >= PATIENCE_S:
-                eta = round(position * each, 1) if each else None
-                self._sessions.put(session, Waiting(position, len(queue), eta))
+        for number, (line, session) in enumerate(placed, 1):
+            ahead[line] += 1
+            if self._waits(session) and now - session.waits_since >= PATIENCE_S:
+                eta = round(number * each, 1) if each else None
+                self._sessions.put(session, Waiting(ahead[line], lengths[line], eta))
 
     def _waits(self, session: Session) -> bool:
         """Whether it waits in the queue, and its prompt is not being prepared or encoded now."""
@@ -323,6 +331,17 @@ class Scheduler:
             "host_cache_bytes": self._slots.host_bytes,
             "disk_cache_bytes": 0 if self._disk is None else self._disk.used_bytes,
         }
+
+
+def _stands_in_line(session: Session) -> bool:
+    """Whether others are told that they wait behind it."""
+    return session.slot is None and not (session.holds and resumes(session))
+
+
+def _line(session: Session, now: float) -> tuple[bool, bool]:
+    """The line in which it waits, the first ones served first."""
+    assert session.request is not None
+    return is_background(session.request.priority, session.requested_at, now), not resumes(session)
 
 
 def _ids(sessions: list[Session]) -> str:

@@ -56,6 +56,8 @@ class Prompt(NamedTuple):
     """Seconds that it takes to load its cached prefix when it starts."""
     target_tbt_s: float = math.inf
     """Of the stream that it becomes."""
+    own_target: bool = False
+    """Whether its request names the target for its first token."""
 
 
 class Held(NamedTuple):
@@ -143,9 +145,9 @@ def is_background(priority: Priority, arrived_at: float, now: float) -> bool:
 
 
 def urgency(
-    priority: Priority, arrived_at: float, target_ttft_s: float, now: float, *, resumes: bool
+    priority: Priority, arrived_at: float, target_ttft_s: float, now: float, *, own_target: bool, resumes: bool
 ) -> tuple[bool, bool, bool, float]:
     """The sort key of waiting requests: the least is served first (rule 5). Callers break ties by id."""
     deadline = arrived_at + min(target_ttft_s, AGING_S)
-    missed = deadline < now < arrived_at + AGING_S
+    missed = own_target and deadline < now < arrived_at + AGING_S
     return is_background(priority, arrived_at, now), not resumes, missed, deadline
