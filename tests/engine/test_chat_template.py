@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from umaserve.engine import template as template_module
 from umaserve.engine.chat_template import MAX_TEMPLATE, ChatTemplate, read
+from umaserve.engine.rendering import Renderer
 from umaserve.engine.template import MAX_GROWTH, MAX_PROBLEM
 from umaserve.errors import ConfigError, RequestError
 from umaserve.messages import ChatTurn, Tool, ToolCall
@@ -377,6 +380,50 @@ def test_tools_get_the_common_template_where_theirs_cannot_be_parsed(caplog: pyt
 def test_a_template_that_nests_too_deep_or_is_too_long_is_refused(source: str):
     with pytest.raises(RequestError, match="the model's chat template can't be used"):
         ChatTemplate(source, "", "").render(HI)
+
+
+@pytest.fixture
+def renderer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Renderer]:
+    """One that waits for a second only."""
+    made = Renderer(1.0)
+    monkeypatch.setattr(template_module, "RENDERER", made)
+    yield made
+    made.close()
+
+
+ENDLESS = "{% set n = namespace(x=3) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}"
+
+
+@pytest.mark.usefixtures("renderer")
+def test_a_prompt_that_takes_too_long_is_refused_and_the_next_is_not():
+    template = ChatTemplate("{% if messages[0].content == 'x' %}" + ENDLESS + "{% endif %}done", "", "")
+    with pytest.raises(RequestError, match=r"^messages: the model's chat template takes too long for it$"):
+        template.render((ChatTurn("user", "x"),))
+    assert template.render(HI) == "done"
+
+
+@pytest.mark.usefixtures("renderer")
+@pytest.mark.parametrize("source", [ENDLESS, "{{ lipsum(n=10000000) }}", "{{ 9|string|indent(65536 * 65536) }}"])
+def test_a_template_that_never_ends_is_not_used(source: str):
+    with pytest.raises(RequestError, match=r"it takes longer than 1 s|MemoryError"):
+        ChatTemplate(source, "", "").render(HI)
+
+
+@pytest.mark.usefixtures("renderer")
+def test_a_template_gets_no_more_memory_than_its_limit():
+    template = ChatTemplate("{% if messages[0].content == 'x' %}{{ 'x'.ljust(10 ** 12) }}{% endif %}done", "", "")
+    with pytest.raises(RequestError, match="rejected it: MemoryError"):
+        template.render((ChatTurn("user", "x"),))
+    assert template.render(HI) == "done"
+
+
+def test_a_renderer_that_was_killed_is_started_again(renderer: Renderer):
+    template = ChatTemplate("{{ messages[0].content }}", "", "")
+    assert renderer._process is not None
+    renderer._process.kill()
+    with pytest.raises(RequestError, match="its rendering was killed, as it happens where memory is short"):
+        template.render(HI)
+    assert template.render(HI) == HI[0].content
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from umaserve.engine.engine import LlamaEngine
 from umaserve.engine.last_words import LastWords
 from umaserve.engine.llama_voice import LlamaVoice
 from umaserve.engine.model import find
+from umaserve.engine.rendering import RENDERER
 from umaserve.remote.channel import Channel
 from umaserve.remote.server import Server
 from umaserve.serving.ticks import Allowance
@@ -77,6 +78,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(threads.SWITCH_S)
     life, loading, *ends = [socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:]]
+    # It is ready by the time that the model is.
+    RENDERER.start()
     server = Server(functools.partial(_load, LastWords(life)))
 
     def serve(channel: Channel) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jinja2.meta
 
+from umaserve.engine.rendering import RENDERER, TooSlow
 from umaserve.engine.template import KEPT_THOUGHTS, MAX_GROWTH, MAX_PROBE_STEPS, Template
 from umaserve.engine.template_sandbox import FAILURES
 from umaserve.engine.tools import signatures, with_calls_as_text, with_instructions
@@ -153,6 +154,9 @@ class ChatTemplate:
         render = functools.partial(template.prompt, messages, opens_answer=opens_answer, limit=limit)
         try:
             prompt = render(signatures(tools), values)
+        except TooSlow:
+            problem = "the model's chat template takes too long for it"
+            raise RequestError(Fault.NOT_SUPPORTED, "messages", problem) from None
         except RequestError as error:
             # What is taken without one of the optional fields is refused because of it.
             render = functools.partial(render, steps=MAX_PROBE_STEPS)
@@ -169,7 +173,7 @@ class ChatTemplate:
             if len(source) > MAX_TEMPLATE:
                 raise ValueError(f"it has more than {MAX_TEMPLATE} characters")
             return Template(source, bos, eos, now, ends=self._ends)
-        except (*FAILURES, SyntaxError, MemoryError) as error:
+        except (*FAILURES, SyntaxError, MemoryError, TooSlow) as error:
             # Python's parser has limits of its own, which it reports as syntax errors.
             self._problem = f"the model's chat template can't be used: {_in_one_line(error)}: name another file "
             self._problem += "with --chat-template"
@@ -188,15 +192,18 @@ def read(path: str) -> str:
         raise _refused(path, f"larger than {MAX_TEMPLATE} bytes", "name a file with one jinja2 template")
     try:
         Template(source, "", "")
-    except (*FAILURES, SyntaxError, MemoryError) as error:
+    except (*FAILURES, SyntaxError, MemoryError, TooSlow) as error:
         raise _refused(path, _in_one_line(error), "name a file with one jinja2 template") from None
+    finally:
+        # Whoever reads a file does not render it.
+        RENDERER.close()
     return source
 
 
 def _works(render: Callable[[], str]) -> bool:
     try:
         render()
-    except RequestError:
+    except (RequestError, TooSlow):
         return False
     return True
 

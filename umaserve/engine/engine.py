@@ -109,7 +109,7 @@ class LlamaEngine:
             tool_form=template.tool_form,
             thought_form=thought_form,
             thinks=template.thinks,
-            lacks=lacks,
+            lacks=[*lacks, template.problem] if template.problem else lacks,
             adapters=self._adapters.names,
             sees=self._projector is not None and self._projector.sees,
             hears=self._projector is not None and self._projector.hears,

@@ -12,8 +12,9 @@ from typing import Any
 import jinja2.meta
 
 from umaserve.engine.known_tool_forms import known
+from umaserve.engine.rendering import RENDERER, TooLong
 from umaserve.engine.template_form import TOOL, Form, Message, learned
-from umaserve.engine.template_sandbox import FAILURES, STEPS, NoTools, Sandbox
+from umaserve.engine.template_sandbox import FAILURES, Sandbox
 from umaserve.engine.thought_form import learn as learn_thoughts
 from umaserve.engine.tool_form import learn, writes
 from umaserve.errors import Fault, RequestError
@@ -44,7 +45,8 @@ _TELLS_FORM = re.compile(rf"{TOOL_CALL_OPEN}(?:\\n|\s)*\{{")
 
 
 class Template:
-    """A jinja2 template. Raises ``FAILURES`` or ``SyntaxError`` where it can't be compiled.
+    """A jinja2 template. Raises ``FAILURES`` or ``SyntaxError`` where it can't be compiled, and ``TooSlow``, as all its
+    methods do.
 
     ``bos`` and ``eos`` are the texts of the model's tokens at the start and end of a text, ``ends`` are those of all
     tokens that end an answer. ``now`` is the clock.
@@ -60,9 +62,8 @@ class Template:
         ends: Collection[str] = (),
     ) -> None:
         self.source = source
-        sandbox = Sandbox(now)
-        self._template = sandbox.template(source)
-        self.variables = jinja2.meta.find_undeclared_variables(sandbox.parse(source))
+        RENDERER.rendered(source, None, now())
+        self.variables = jinja2.meta.find_undeclared_variables(Sandbox(now).parse(source))
         self._now = now
         self._fixed = {"bos_token": bos, "eos_token": eos}
         self.form: Form = learned(self._probed)
@@ -129,19 +130,17 @@ class Template:
     def _rendered(self, values: Mapping[str, Any], limit: int, steps: int) -> str:
         today = self._now()
         dates = {"date_string": today.strftime("%d %b %Y"), "datetime": today.strftime("%b %d %Y")}
-        parts, length = [], 0
-        for part in self._template.generate({**dates, **self._fixed, **values, STEPS: [steps]}):
-            parts.append(part)
-            length += len(part)
-            if length > limit:
-                raise RequestError(Fault.BAD_REQUEST, "messages", "the model's chat template made too much text")
-        return "".join(parts)
+        try:
+            return RENDERER.rendered(self.source, {**dates, **self._fixed, **values}, today, limit, steps)
+        except TooLong:
+            problem = "the model's chat template made too much text"
+            raise RequestError(Fault.BAD_REQUEST, "messages", problem) from None
 
 
 def _offered(tools: Sequence[Message]) -> dict[str, Any]:
     """The variables for tools; Firefunction's template has JSON text in one of another name."""
     if not tools:
-        return {"tools": NoTools(name="tools")}
+        return {"tools": None}
     return {"functions": json.dumps([tool["function"] for tool in tools], indent=4), "tools": list(tools)}
 
 
