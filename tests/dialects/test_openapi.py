@@ -33,7 +33,7 @@ from openapi_document import (
     request_schema,
     resolved,
 )
-from routes import aliases, dialects, facts, routes
+from routes import MODEL_INFO, aliases, dialects, facts, routes
 from standin import StandInEngine
 
 import umaserve
@@ -144,9 +144,7 @@ def test_what_is_got_is_as_described(http: httpx.Client, path: str):
     check_response(response, GETS[path])
 
 
-@pytest.mark.parametrize(
-    "path", ["/health", "/health/ready", "/v1/health", "/props", "/v1/models", "/v1/models/{model}"]
-)
+@pytest.mark.parametrize("path", ["/health", "/health/ready", "/v1/health", "/props"])
 def test_what_is_got_while_the_model_loads_is_as_described(path: str):
     headers = {"Content-Type": "application/json"}
     try:
@@ -157,6 +155,14 @@ def test_what_is_got_while_the_model_loads_is_as_described(path: str):
         assert headers["Retry-After"] == "1"
     assert status == 503
     check_response(httpx.Response(status, headers=headers, content=body), GETS[path])
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/{model}", "/api/tags", "/api/ps"])
+def test_models_are_listed_while_they_load(path: str):
+    request = Request("GET", path.replace("{model}", MODEL_INFO.name), {}, (), b"")
+    status, kind, body = ROUTES[path].endpoint.make(facts(), request)
+    assert (status, MODEL_INFO.name in body.decode()) == (200, path != "/api/ps")
+    check_response(httpx.Response(status, headers={"Content-Type": kind}, content=body), GETS[path])
 
 
 def test_the_document_is_served(http: httpx.Client):

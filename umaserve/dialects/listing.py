@@ -18,18 +18,9 @@ def find_model(models: Sequence[ListedModel], name: str) -> ListedModel | None:
     return next(found, None)
 
 
-def listed(facts: Facts) -> Sequence[ListedModel]:
-    """All models, the default one first. A single one is listed once it has been loaded: until then this raises
-    ``RequestError``."""
-    models = facts.models()
-    if len(models) == 1:
-        facts.loaded()
-    return models
-
-
 def named(facts: Facts, name: str) -> ListedModel:
     """The listed model that is called ``name``; raises ``ModelNotFound`` if there is none."""
-    model = find_model(listed(facts), name)
+    model = find_model(facts.models(), name)
     if model is None:
         raise ModelNotFound(name)
     return model

@@ -60,6 +60,7 @@ async function refreshModels() {
     const voiced = store.state.voices ? store.state : api.json("/v1/audio/voices");
     const [{ data: models, limits }, { voices }] = await Promise.all([api.json("/v1/models"), voiced]);
     store.update((state) => Object.assign(state, { models, limits, voices, problem: "" }));
+    if (models.some(({ status }) => status.value === "loading")) tryAgain();
   } catch (error) {
     if (error.status === 401) return;
     store.update((state) => (state.problem = error.message));

@@ -10,7 +10,7 @@ import orjson
 
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import JSON
-from umaserve.dialects.listing import find_model, listed
+from umaserve.dialects.listing import find_model
 from umaserve.dialects.parameters import MAX_ID_BYTES
 from umaserve.errors import ModelNotFound
 from umaserve.outputs import ListedModel
@@ -26,7 +26,7 @@ _ALIASES = "claude"
 
 def models(facts: Facts, request: Request) -> tuple[int, str, bytes]:
     """The page of ``GET /v1/models``."""
-    return 200, JSON, page([_model(one, facts) for one in listed(facts)], request.query)
+    return 200, JSON, page([_model(one, facts) for one in facts.models()], request.query)
 
 
 def page(all_: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> bytes:
@@ -52,7 +52,7 @@ def page(all_: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> bytes:
 
 def model(facts: Facts, request: Request) -> tuple[int, str, bytes]:
     """The page of ``GET /v1/models/{name}``."""
-    all_ = listed(facts)
+    all_ = facts.models()
     name = request.path.removeprefix(f"{PATH}/")
     one = find_model(all_, name)
     if one is None:

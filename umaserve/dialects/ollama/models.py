@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.listing import listed, named
+from umaserve.dialects.listing import named
 from umaserve.dialects.parameters import MAX_ID_BYTES, json_body
 from umaserve.errors import Fault, RequestError
 from umaserve.outputs import ListedModel, ModelInfo, ModelState
@@ -48,7 +48,7 @@ def version() -> bytes:
 
 def tags(facts: Facts) -> bytes:
     """The body of ``GET /api/tags``."""
-    return orjson.dumps({"models": [_listed(model) | {"modified_at": _since(facts)} for model in listed(facts)]})
+    return orjson.dumps({"models": [_listed(model) | {"modified_at": _since(facts)} for model in facts.models()]})
 
 
 def tags_of(names: Sequence[str], started_at: int) -> bytes:
@@ -66,7 +66,7 @@ def running(facts: Facts) -> bytes:
     loaded = [
         _listed(model)
         | {"expires_at": NEVER, "size_vram": model.info.gpu_bytes, "context_length": model.info.context_tokens}
-        for model in listed(facts)
+        for model in facts.models()
         if model.state is ModelState.LOADED and model.info is not None
     ]
     return orjson.dumps({"models": loaded})

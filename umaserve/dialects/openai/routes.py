@@ -19,7 +19,7 @@ from umaserve.dialects.http import (
     SpokenText,
     TextReply,
 )
-from umaserve.dialects.listing import listed, named
+from umaserve.dialects.listing import named
 from umaserve.dialects.openai import models
 from umaserve.dialects.openai.completions import ChatBody, CompletionBody
 from umaserve.dialects.openai.embeddings import embeddings_result, parse_embeddings
@@ -84,7 +84,7 @@ def _count(body: bytes, facts: Facts) -> Asked:
 
 
 def _models(facts: Facts, _request: Request) -> tuple[int, str, bytes]:
-    return 200, JSON, models.models(listed(facts), facts.started_at, facts.limits)
+    return 200, JSON, models.models(facts.models(), facts.started_at, facts.limits)
 
 
 def _model(facts: Facts, request: Request) -> tuple[int, str, bytes]:
