@@ -881,6 +881,12 @@ def test_status_while_it_waits(output: Output, message: tuple[str, int, str, Mes
     assert said(got) == said({"type": "status", "operation": operation, "progress": progress, "message": text, **more})
 
 
+def test_a_status_is_told_again_only_when_it_changes() -> None:
+    dialect = running()
+    outputs = [Loading(0.5, None), Loading(0.5, None), Waiting(2, 5, 1.0), Waiting(2, 5, 1.0), Waiting(1, 5, 1.0)]
+    assert [len(sent(dialect, output)) for output in outputs] == [1, 0, 1, 0, 1]
+
+
 # Errors. The contract's eight, written down a second time so that a change needs a test to agree.
 
 ERRORS = {

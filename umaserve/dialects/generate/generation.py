@@ -100,6 +100,8 @@ class Generation:
         self._kept: list[Token] | None = [] if whole or (options.stream and keep_tokens) else None
         self._sent = 0
         self._ending: tuple[bytes, ...] = ()
+        self._progress = b""
+        """The latest status while it waits."""
 
     @classmethod
     def again(cls, kept: Kept, model: Callable[[str], ModelInfo | None]) -> Generation:
@@ -168,10 +170,10 @@ class Generation:
                 )
             case Loading():
                 progress = int(100 * min(max(output.fraction, 0.0), 1.0))
-                return (status("model_loading", progress, "loading the model", **_eta(output.eta_s)),)
+                return self._news(status("model_loading", progress, "loading the model", **_eta(output.eta_s)))
             case Waiting():
                 place = f"position {output.position} of {output.length}"
-                return (status("queued", 0, place, position=output.position, **_eta(output.eta_s)),)
+                return self._news(status("queued", 0, place, position=output.position, **_eta(output.eta_s)))
             case Placed() | Prefilling() | Prefilled():
                 return ()
             case Finished():
@@ -179,6 +181,11 @@ class Generation:
                 last = self._piece("", FINISH_REASONS[output.reason])
                 self._ending = (last, completion) if self.options.stream else (completion,)
                 return self._ending
+
+    def _news(self, message: bytes) -> tuple[bytes, ...]:
+        """``message``, unless the client was told that last."""
+        told, self._progress = self._progress, message
+        return () if message == told else (message,)
 
     def fail(self, error: RequestError) -> bytes:
         """The message of the error that ends this, with the text generated so far."""
@@ -200,6 +207,8 @@ class Generation:
 
     def _replay(self, kept: list[Token], position: int, sent: int) -> Iterator[bytes]:
         text = self._echo + "".join(token.said for token in kept[:position])
+        # Another connection has not heard it.
+        self._progress = b""
         yield status("resume", 100, f"from token {position} of {sent} so far", request_id=self.request.id)
         # The list may grow during the iteration.
         while position < len(kept):
