@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -38,6 +39,7 @@ from standin import StandInEngine
 
 import umaserve
 from umaserve.access.keys import KeyFile
+from umaserve.daemon.health import health
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import EngineQuestion, SpeechReply, TextReply
 from umaserve.dialects.openai.speech import text_to_speech
@@ -155,6 +157,14 @@ def test_what_is_got_while_the_model_loads_is_as_described(path: str):
         assert headers["Retry-After"] == "1"
     assert status == 503
     check_response(httpx.Response(status, headers=headers, content=body), GETS[path])
+
+
+def test_health_says_why_chats_are_refused():
+    info = replace(MODEL_INFO, chat_problem="the model's chat template can't be used")
+    services = SimpleNamespace(models=SimpleNamespace(default=SimpleNamespace(info=info)), stuck=dict)
+    status, body = health(services)
+    assert (status, json.loads(body)) == (200, {"status": "ok", "chat_problem": info.chat_problem})
+    check_response(httpx.Response(status, headers={"Content-Type": "application/json"}, content=body), GETS["/health"])
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/{model}", "/api/tags", "/api/ps"])

@@ -16,9 +16,13 @@ before the engine is ended for it (``--engine-timeout``)."""
 
 def health(services: Services) -> tuple[int, bytes]:
     """As llama-server's ``/health``: status and body."""
-    if services.models.default.info is None:
+    info = services.models.default.info
+    if info is None:
         return _not("loading", "model: it is being loaded")
-    return live(services)
+    status, body = live(services)
+    if status == 200 and info.chat_problem:
+        body = orjson.dumps({"status": "ok", "chat_problem": info.chat_problem})
+    return status, body
 
 
 def live(services: Services) -> tuple[int, bytes]:
