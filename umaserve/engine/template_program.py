@@ -7,7 +7,6 @@ Its arguments are the descriptor of its socket and the seconds after which one r
 from __future__ import annotations
 
 import json
-import resource
 import signal
 import socket
 import struct
@@ -19,7 +18,7 @@ from typing import Any
 import jinja2
 
 from umaserve.engine.template_sandbox import FAILURES, STEPS, NoTools, Sandbox
-from umaserve.system import child
+from umaserve.system import program
 
 MAX_BYTES = 2 << 30
 """Bytes of address space. Two texts of the longest that a template may make take half of it."""
@@ -91,10 +90,7 @@ def _rendered(template: jinja2.Template, asked: dict[str, Any]) -> dict[str, Any
 
 
 def main() -> None:
-    child.be_killed_first()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if child.memory_can_be_limited():
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    program.confine(MAX_BYTES)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     templates = Templates()
     descriptor, max_s = sys.argv[1:]
