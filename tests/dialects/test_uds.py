@@ -553,7 +553,15 @@ def test_tables_name_every_field_of_the_messages() -> None:
     of_other_dialects = {"logprobs", "tools", "must_call", "enable_thinking", "spoken", "recorded"}
     of_other_dialects |= {"length_penalty", "continue_final_message", "add_generation_prompt", "parallel_calls"}
     of_other_dialects |= {"chat_template_kwargs", "splits_thoughts", "stops_in_thoughts", "thought_budget"}
-    of_other_dialects |= {"wants_progress", "text_bias", "scores_after", "penalty_window", "sound_limit", "samplers"}
+    of_other_dialects |= {
+        "wants_progress",
+        "wants_prompt",
+        "text_bias",
+        "scores_after",
+        "penalty_window",
+        "sound_limit",
+        "samplers",
+    }
     assert {field.name for field in fields(Sampling)} - of_other_dialects <= named
     assert {field.name for field in fields(Generate)} - renamed - of_other_dialects <= named
     assert set(OPTIONAL) == named - {"id", "prompt"}

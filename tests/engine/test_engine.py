@@ -522,7 +522,8 @@ def test_one_tool_whose_schema_no_grammar_holds_locks_nobody_out(
 def test_what_a_grammar_holds_of_a_loose_tool_is_enforced(plain: LlamaEngine):
     tags = {"type": "array", "items": {"enum": ["a"]}, "minItems": 1, "maxItems": 1, "uniqueItems": True}
     tool = Tool("tag", "", json.dumps(schema_of(tags=tags, days={"type": "string", "pattern": "^(?=1)2$"})))
-    outline = Tool("mark", "", json.dumps(schema_of(sure={"type": "boolean"}, many={"$ref": "#/none"})))
+    broken = {"type": "boolean", "$ref": "#/none"}
+    outline = Tool("mark", "", json.dumps(schema_of(sure={"type": "boolean"}, broken=broken)))
     for one, key, values in (tool, "tags", [["a"]]), (outline, "sure", [True, False]):
         stream = Stream(plain, STORY, max_tokens=200, tools=(one,), must_call=True, parallel_calls=False)
         arguments = json.loads(stream.run().text.split("<tool_call>")[1].split("</tool_call>")[0])["arguments"]

@@ -207,6 +207,11 @@ ENFORCED: list[tuple[dict[str, Any], list[str], list[str]]] = [
         ['{"a":1}', '{"a":1,"c":1}', '{"z":1}'],
     ),
     (
+        {**ABC, "dependencies": {"a": ["b"]}, "minProperties": 1},
+        ['{"b":1}', '{"a":1,"b":1}'],
+        ["{}", '{"a":1}', '{"z":1}'],
+    ),
+    (
         {**ABC, "additionalProperties": True, "dependencies": {"a": ["b"], "b": {"properties": {"c": {"const": 2}}}}},
         ['{"b":1,"c":2}', '{"a":1,"b":1,"c":2}', '{"c":1}', '{"z":1}'],
         ['{"a":1}', '{"b":1,"c":1}', '{"a":1,"b":1,"c":1}'],

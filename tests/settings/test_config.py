@@ -90,6 +90,7 @@ DEFAULTS: dict[str, Any] = {
     "weights_cache": "",
     "mmproj": "",
     "chat_template": "",
+    "trust_content": False,
     "n_ctx": 16384,
     "parallel": 16,
     "n_batch": 512,
@@ -213,6 +214,7 @@ SWITCHES = [
     "shared_prefix_cache",
     "speculation",
     "strict_models",
+    "trust_content",
 ]
 WORDS = ["allow_host", "allow_origin", "cors_origin", "lora"]
 VARIABLES = {

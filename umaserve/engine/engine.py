@@ -131,6 +131,7 @@ class LlamaEngine:
             self._media,
             self.capacity.sequence_tokens,
             None if config.reasoning_budget < 0 else config.reasoning_budget,
+            trusts_content=config.trust_content,
         )
         self._media_batch = MediaBatch(model, self._cells.positions)
 

@@ -20,7 +20,7 @@ MAX_OPTIONAL = 240
 MAX_OPTIONS = 250
 """Of one ``anyOf``: all are followed at once while they begin alike, in a time that grows with their cube."""
 
-_BESIDE = {"anyOf", "oneOf", "$ref", "dependentSchemas", "dependencies"}
+_BESIDE = {"anyOf", "oneOf", "$ref", "dependentSchemas"}
 """Keywords by which another schema may describe the same object."""
 KINDS = {"object", "array", "string", "number", "integer", "boolean", "null"}
 _NAMED = {"properties", "patternProperties", "$defs", "definitions"}
@@ -94,7 +94,10 @@ def _puts_together(schema: Schema) -> bool:
     while waiting:
         value = waiting.pop()
         if isinstance(value, dict):
-            if "allOf" in value or ("properties" in value and value.keys() & _BESIDE):
+            dependencies = value.get("dependencies")
+            parts = dependencies.values() if isinstance(dependencies, dict) else ()
+            beside = value.keys() & _BESIDE or any(isinstance(part, dict) for part in parts)
+            if "allOf" in value or ("properties" in value and beside):
                 return True
             waiting += value.values()
         elif isinstance(value, list):

@@ -66,9 +66,10 @@ class MediaReader:
         render: Callable[[Sequence[ChatTurn]], str],
         tenant: str | None,
         wanted: Callable[[], bool],
+        tokenize: Callable[..., list[int]],
     ) -> Prompt:
-        """The prompt that ``render`` makes of the turns, with their media in place; raises ``RequestError``. With the
-        tenant ``None``, the cache is not used."""
+        """The prompt that ``render`` and ``tokenize`` (as ``Model.tokenize``) make of the turns, with their media in
+        place; raises ``RequestError``. With the tenant ``None``, the cache is not used."""
         media = [attachment.media for turn in turns for attachment in turn.attachments]
         laid_out: list[list[Piece]] = []
         room = _Room(self._max_tokens, wanted)
@@ -87,7 +88,7 @@ class MediaReader:
             )
         several = sum(isinstance(one, Image) for one in media) > 1
         index = 0
-        first = self._model.tokenize(texts[0])
+        first = tokenize(texts[0])
         end = [first.pop()] if self._model.adds_eos else []
         pieces: list[Piece] = [first]
         for one, its_pieces, before, after in zip(media, laid_out, texts[:-1], texts[1:], strict=True):
@@ -95,7 +96,7 @@ class MediaReader:
                 pieces.append(self._text(self._number(one, index, before)))
                 index += 1
             pieces += its_pieces
-            pieces.append(self._text(after))
+            pieces.append(tokenize(after, begins=False))
         return _joined([*pieces, end])
 
     def _number(self, image: Image, index: int, before: str) -> str:

@@ -129,6 +129,7 @@ class Model:
         self.adds_eos: bool = llama_cpp.llama_vocab_get_add_eos(self.vocab)
         self.pieces = [self._piece(token, special=False) for token in range(self.n_vocab)]
         """The text of each token, which control tokens have none of unless they are shown."""
+        self.shown: set[int] = set()
         self.end_tokens = frozenset(
             token for token in range(self.n_vocab) if llama_cpp.llama_vocab_is_eog(self.vocab, token)
         )
@@ -208,6 +209,7 @@ class Model:
             written = b"" if piece or token in self.end_tokens else self._piece(token, special=True)
             if written and written in marks:
                 self.pieces[token] = written
+                self.shown.add(token)
 
     def written(self, token: int) -> bytes:
         """The bytes of ``token``; for a control token, its name."""

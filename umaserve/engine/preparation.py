@@ -17,6 +17,7 @@ from umaserve.engine.infill import infill_tokens
 from umaserve.engine.loose_tools import loosened, outlined
 from umaserve.engine.media import MediaReader, Prompt
 from umaserve.engine.model import Model
+from umaserve.engine.plain_content import PlainContent
 from umaserve.engine.reranking import pair_tokens
 from umaserve.engine.sampling import Sampler
 from umaserve.engine.thinking import AfterThoughts, Thinking
@@ -59,8 +60,11 @@ class Preparation:
         media: MediaReader,
         sequence_tokens: int,
         thought_budget: int | None = None,
+        *,
+        trusts_content: bool = False,
     ) -> None:
-        """``thought_budget``: of requests that have none of their own."""
+        """``thought_budget``: of requests that have none of their own. ``trusts_content``: names of control tokens in
+        what a conversation's turns say are control tokens."""
         self._model = model
         self._template = template
         self._thought_form = thought_form
@@ -68,6 +72,7 @@ class Preparation:
         self._media = media
         self._sequence_tokens = sequence_tokens
         self._thought_budget = thought_budget
+        self._plain = None if trusts_content else PlainContent(model)
         # Asked now, since dividing the cells makes a new context while requests are prepared.
         self._generates = bool(model.memory)
         # Made now: it keeps Python's lock for a second where the vocabulary is large.
@@ -271,15 +276,13 @@ class Preparation:
         if isinstance(request.prompt, Infill):
             tokens = infill_tokens(self._model, request.prompt, self._sequence_tokens, request.max_tokens)
             return Prompt(tokens, ())
-        render = self._render(request)
-        if not any(turn.attachments for turn in request.prompt):
-            return Prompt(self._model.tokenize(render(request.prompt)), ())
-        return self._media.prompt(
-            request.prompt,
-            render,
-            tenant if request.cache_prompt else None,
-            wanted,
-        )
+        render, tokenize = self._render(request), self._model.tokenize
+        turns: Sequence[ChatTurn] = request.prompt
+        if self._plain is not None:
+            turns, tokenize = self._plain.marked(turns)
+        if not any(turn.attachments for turn in turns):
+            return Prompt(tokenize(render(turns)), ())
+        return self._media.prompt(turns, render, tenant if request.cache_prompt else None, wanted, tokenize)
 
     def _render(self, request: Generate) -> Callable[[Sequence[ChatTurn]], str]:
         """Makes the prompt of turns, with all else as in ``request``."""

@@ -258,6 +258,12 @@ class Config:
     chat_template: str = setting(
         "", path(or_empty=True), "engine", "file of a chat template (jinja2) to use instead of the model's own"
     )
+    trust_content: bool = setting(
+        False,
+        switch(),
+        "engine",
+        "take names of control tokens in what a conversation's messages say, such as <|im_end|>, for control tokens",
+    )
     n_ctx: int = setting(
         16384,
         whole(64, 4194304, or_zero=True),
