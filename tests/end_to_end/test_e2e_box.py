@@ -149,7 +149,7 @@ def test_a_request_of_somebody_else_is_seen_and_ended(browser: Browser, box: Dae
     assert "this machine" in row(browser, "writes").text
     second = Stream(box)
     row(browser, "waits for a place")
-    first_chart = "return document.querySelector('.charts .hint').textContent"
+    first_chart = "return document.querySelector('.charts .hint:last-child').textContent"
     browser.wait(lambda: "from" in browser.js(first_chart))
     for width, height, scheme in ((1280, 1000, "light"), (1280, 1000, "dark"), (320, 800, "light")):
         with browser.screen(width, height, scheme):

@@ -165,9 +165,55 @@ def test_an_answer_is_continued_asked_for_again_and_deleted(browser: Browser, da
     browser.wait_for_end()
     assert len(browser.answers()) == 3
     browser.press("Delete from here on")
-    browser.driver.switch_to.alert.accept()
     browser.wait(lambda: browser.text(".turn.user .text") == "Tell a long story.")
     assert len(browser.answers()) == 2
+
+
+def test_an_answer_is_edited_as_a_branch(browser: Browser, daemon: Daemon, tmp_path: Path):
+    browser.start(daemon.http, max_tokens=4)
+    browser.imports(tmp_path, "Because.")
+    browser.press("Edit the answer")
+    area = browser.wait(lambda: browser.one(".answer .editor textarea"))
+    area.send_keys(Keys.CONTROL, "a")
+    area.send_keys("Why not?", Keys.ENTER)
+    browser.wait(lambda: browser.text(".branch") == "2 / 2")
+    browser.wait(lambda: browser.text(".answer .markdown") == "Why not?")
+    browser.say("Go on")
+    browser.wait(lambda: len(browser.all(".answer")) == 2)
+    browser.wait_for_end()
+    sent = [message for message in browser.js("return window.wire") if message.get("type") == "config"][-1]
+    assert [turn["content"] for turn in sent["prompt"]] == ["Why?", "Why not?", "Go on"]
+
+
+def test_seed_stop_length_and_thoughts_are_sent_as_they_are_set(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=8)
+    for name, value in (("seed", "7"), ("stop", "END\nSTOP"), ("enable_thinking", "off"), ("reasoning_budget", "16")):
+        browser.set(f"#set-{name}", value, "change")
+    browser.set("#set-top_k", "5")
+    browser.set("#set-max_tokens", "0")
+    browser.set("#set-temperature", "0.5")
+    browser.say("Say yes.")
+    browser.wait(lambda: browser.text(".answer .markdown"))
+    browser.press("Stop")
+    browser.wait_for_end()
+    (sent,) = [message for message in browser.js("return window.wire") if message.get("type") == "config"]
+    asked = sent["parameters"]
+    assert (asked["seed"], asked["stop"], asked["top_k"], asked["max_tokens"]) == (7, ["END", "STOP"], 5, 1 << 24)
+    assert (sent["options"]["enable_thinking"], sent["options"]["reasoning_budget"]) == (False, 16)
+    assert "enable_thinking" not in asked
+    # How full the context is.
+    gauge = browser.one("meter.gauge")
+    assert gauge.is_displayed()
+    assert gauge.get_attribute("title").endswith("tokens that the model can read")
+    browser.set("#set-seed", "", "change")
+    browser.set("#set-max_tokens", "16")
+    browser.press("Answer again")
+    browser.wait(lambda: browser.text(".branch") == "2 / 2")
+    browser.wait_for_end()
+    asked = [message for message in browser.js("return window.wire") if message.get("type") == "config"][-1][
+        "parameters"
+    ]
+    assert ("seed" in asked, asked["max_tokens"]) == (False, 16)
 
 
 @pytest.mark.parametrize("lose", [CuttingProxy.cut, CuttingProxy.silence], ids=["cut", "silent"])
@@ -366,7 +412,7 @@ def test_two_tabs_know_of_each_others_conversations(browser: Browser, daemon: Da
     assert len(browser.stored()["turns"]) == len(browser.all(".turn")) == 6
     browser.driver.switch_to.window(second)
     browser.wait(lambda: len(browser.all(".turn")) == 6)
-    browser.js("window.confirm = () => true; document.querySelector('.turn.user [aria-label^=Delete]').click()")
+    browser.js("document.querySelector('.turn.user [aria-label^=Delete]').click()")
     browser.wait(lambda: not browser.all(".turn"))
     assert browser.complaints() == []
     browser.driver.close()
@@ -437,18 +483,19 @@ def test_it_is_for_everybody(browser: Browser, daemon: Daemon, tmp_path: Path, s
         )
 
 
-def test_what_is_seldom_used_of_an_answer_is_in_its_menu(browser: Browser, daemon: Daemon, tmp_path: Path):
-    browser.start(daemon.http)
-    browser.imports(tmp_path, "Because.", end="stop", stats={"tokens": 3, "firstMs": 20, "prompt": 9, "cached": 4})
+def test_what_is_seldom_used_of_an_answer_is_in_its_menu(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=3, ignore_eos=True)
+    browser.say("What is the Moon?")
+    browser.wait_for_end()
     browser.wait(lambda: browser.one(".answer [aria-label=More]")).click()
     browser.wait(lambda: browser.driver.switch_to.active_element.text == "Continue this answer")
     assert browser.violations() == []
     browser.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
     browser.wait(lambda: browser.driver.switch_to.active_element.accessible_name == "More")
     figures = browser.one(".answer .figures")
-    assert figures.text == "3 written"
+    assert figures.text.endswith(" tokens/s · 3 written · cut at its length")
     figures.find_element("css selector", "summary").click()
-    browser.wait(lambda: "9 prompt tokens, 4 of them cached" in figures.text)
+    browser.wait(lambda: " of them cached" in figures.text)
 
 
 def test_an_empty_page_has_examples(browser: Browser, daemon: Daemon):
@@ -496,12 +543,11 @@ def test_what_is_loaded_before_one_writes_is_small(browser: Browser, daemon: Dae
     browser.wait(lambda: browser.one(".composer textarea"))
     sizes = browser.js(
         "return performance.getEntriesByType('resource').filter((e) => e.name.includes('/page/'))"
-        ".concat(performance.getEntriesByType('navigation')).map((e) => [e.name, e.decodedBodySize])"
+        ".concat(performance.getEntriesByType('navigation')).map((e) => [e.name, e.encodedBodySize])"
     )
     assert len(sizes) > 10
-    assert sum(size for _, size in sizes) < 100_000, sizes
-    sent = "return performance.getEntriesByType('resource').map((e) => e.encodedBodySize).reduce((a, b) => a + b)"
-    assert browser.js(sent) < 45_000
+    # As it is sent: compressed.
+    assert sum(size for _, size in sizes) < 45_000, sizes
 
 
 HOSTILE = [
@@ -620,7 +666,10 @@ def test_text_that_grows_is_drawn_as_if_it_came_at_once(browser: Browser, daemon
         ("- a\n\n  b\n- [x] c", None),
         ("a\nb", '<p dir="auto">a\nb</p>'),
         ("~~~\n```\n~~~\nafter", None),
-        ("a<br>b &amp; &#60;i> &bogus;", '<p dir="auto">a<br>b &amp; &lt;i&gt; &amp;bogus;</p>'),
+        (
+            "a<br>b &amp; &#60;i> &bogus; &valueOf;",
+            '<p dir="auto">a<br>b &amp; &lt;i&gt; &amp;bogus; &amp;valueOf;</p>',
+        ),
         ("Title\n=====\n\nSub\n---\nrest", '<h3 dir="auto">Title</h3><h4 dir="auto">Sub</h4><p dir="auto">rest</p>'),
         ("costs $5 or $6, or 7$", '<p dir="auto">costs $5 or $6, or 7$</p>'),
         ("#no heading\n\n####### none", '<p dir="auto">#no heading</p><p dir="auto">####### none</p>'),

@@ -77,12 +77,13 @@ def test_what_a_model_does_not_take_is_greyed_with_the_reason(
         browser.start(daemon.http)
         browser.press("Attach")
         browser.wait(lambda: browser.all(".sources [aria-disabled=true]"))
-        assert len(browser.all(".sources button")) == len(browser.all(".sources [aria-disabled=true]")) == 5
+        assert len(browser.all(".sources [aria-disabled=true]")) == 5
         reason = browser.text("#attach-note")
         assert reason.endswith("takes no pictures, sounds or videos: its server runs it without a projector for them.")
         # Who walks there by the keyboard hears it, too.
-        focused = browser.driver.switch_to.active_element
-        assert (focused.text, focused.get_attribute("aria-describedby")) == ("Picture", "attach-note")
+        assert browser.driver.switch_to.active_element.text == "Text, code, PDF"
+        picture = browser.one(".sources [aria-disabled=true]")
+        assert (picture.text, picture.get_attribute("aria-describedby")) == ("Picture", "attach-note")
         drop(browser, "moon.png", "image/png", media_files.image())
         browser.wait(lambda: "takes no pictures" in browser.text(".notice"))
         assert not browser.all(".previews li")
@@ -117,7 +118,7 @@ def test_a_picture_is_answered_shown_and_taken_along(browser: Browser, seeing: D
     exported = browser.module(EXPORT)
     assert list(json.loads(exported)["media"].values()) == [image["data"]]
     assert browser.module(KEPT) == [len(picture)]
-    browser.js("window.confirm = () => true; document.querySelector('.conversations .icon').click()")
+    browser.press("Delete")
     browser.wait(lambda: browser.module(KEPT) == [])
     # What the browser has lost is left out of the file, and what the file has not is left out of the turn.
     file = tmp_path / "conversations.json"
@@ -127,7 +128,7 @@ def test_a_picture_is_answered_shown_and_taken_along(browser: Browser, seeing: D
     browser.wait(lambda: browser.one(".conversations .open")).click()
     browser.wait(lambda: len(browser.all(".answer")) == 2)
     assert browser.module(KEPT) == browser.all(".turn .media img") == []
-    browser.js("document.querySelector('.conversations .icon').click()")
+    browser.press("Delete")
     browser.wait(lambda: not browser.all(".conversations .open"))
     file.write_text(exported)
     browser.one("aside input[type=file]").send_keys(str(file))
@@ -137,6 +138,67 @@ def test_a_picture_is_answered_shown_and_taken_along(browser: Browser, seeing: D
     browser.wait(lambda: len(browser.all(".answer")) == 3)
     browser.wait_for_end()
     assert browser.js(SENT)[0]["content"] == [image, text]
+
+
+def pdf_of(text: str) -> bytes:
+    """A PDF of one page with this text."""
+    drawn = f"BT /F1 24 Tf 72 700 Td ({text}) Tj ET"
+    objects = [
+        "<< /Type /Catalog /Pages 2 0 R >>",
+        "<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R"
+        " /Resources << /Font << /F1 << /Type /Font /Subtype /Type1 /BaseFont /Helvetica >> >> >> >>",
+        f"<< /Length {len(drawn)} >>\nstream\n{drawn}\nendstream",
+    ]
+    made = b"%PDF-1.4\n"
+    places = []
+    for number, each in enumerate(objects, 1):
+        places.append(len(made))
+        made += f"{number} 0 obj\n{each}\nendobj\n".encode()
+    table = "".join(f"{place:010} 00000 n \n" for place in places)
+    end = (
+        f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}trailer\n<< /Size {len(objects) + 1} /Root 1 0 R >>\n"
+    )
+    return made + f"{end}startxref\n{len(made)}\n%%EOF\n".encode()
+
+
+def test_texts_and_pdfs_go_with_the_question_of_any_model(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=4)
+    code = "print('`' * 3)\n```\n"
+    attach(browser, "three.ts", "video/mp2t", code.encode())
+    browser.wait(lambda: " tokens" in browser.text(".previews .hint"))
+    attach(browser, "tides.pdf", "application/pdf", pdf_of("Tides come twice a day"))
+    assert browser.violations() == []
+    content = ask(browser, "What are these?")
+    assert content == (
+        f"three.ts:\n````\n{code.rstrip()}\n````\n\ntides.pdf:\n```\nTides come twice a day\n```\n\nWhat are these?"
+    )
+    assert [one.text for one in browser.all(".turn.user .file summary")] == ["three.ts", "tides.pdf"]
+    # It is there again after a reload, with the next turn too.
+    browser.driver.refresh()
+    browser.wait(lambda: len(browser.all(".turn.user .file")) == 2)
+    browser.say("And now?")
+    browser.wait(lambda: len(browser.all(".answer")) == 2)
+    browser.wait_for_end()
+    assert browser.js(SENT)[0]["content"] == content
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "data", "words"),
+    [
+        ("a.zip", "application/zip", b"PK\x03\x04\xff\x00", "a.zip is no text, PDF, picture, sound or video."),
+        ("a.bin", "", b"a\x00b", "a.bin is no text, PDF, picture, sound or video."),
+        ("a.txt", "text/plain", b"x" * (2 << 20), "a.txt has 2.0 MiB: at most 1.0 MiB of text go with a question."),
+        ("a.pdf", "application/pdf", b"%PDF-1.4 nothing", "a.pdf is no PDF that can be read."),
+        ("b.pdf", "application/pdf", pdf_of(""), "b.pdf has no text, only pictures of it."),
+    ],
+)
+def test_what_has_no_text_is_refused(browser: Browser, daemon: Daemon, name: str, kind: str, data: bytes, words: str):
+    browser.start(daemon.http)
+    drop(browser, name, kind, data)
+    browser.wait(lambda: browser.text(".notice") == words)
+    assert not browser.all(".previews li")
 
 
 def test_an_answer_about_a_picture_is_paused_steered_and_goes_on(browser: Browser, seeing: Daemon):
@@ -235,7 +297,7 @@ def test_what_is_too_large_or_of_no_kind_is_refused(browser: Browser, seeing: Da
     browser.start(seeing.http)
     for name, kind, size, problem in (
         ("film.mp4", "video/mp4", 3 << 20, "film.mp4 has 3.0 MiB: this server takes 2.6 MiB with a conversation."),
-        ("notes.txt", "text/plain", 9, "notes.txt is no picture, sound or video."),
+        ("notes.txt", "text/plain", 9, "notes.txt is no text, PDF, picture, sound or video."),
         ("broken.heic", "image/heic", 9, "The browser can't read broken.heic."),
         ("broken.png", "image/png", 9, "The browser can't read broken.png."),
         ("silence.wav", "audio/wav", 0, "silence.wav is empty."),

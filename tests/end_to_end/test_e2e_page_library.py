@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from browser import BROWSER, DRIVER, MISSING, Browser
 from daemon import Daemon
+from selenium.webdriver import Keys
 
 pytestmark = pytest.mark.skipif(DRIVER is None or BROWSER is None, reason=MISSING)
 
@@ -68,7 +69,11 @@ def bring(browser: Browser, folder: Path, *conversations: dict) -> None:
 
 def titles(browser: Browser) -> set[str]:
     """Of what is listed, or what is said where nothing is."""
-    return set(browser.js("return [...document.querySelectorAll('.conversations li')].map((one) => one.textContent)"))
+    return set(
+        browser.js(
+            "return [...document.querySelectorAll('.conversations :is(.open, .none)')].map((one) => one.textContent)"
+        )
+    )
 
 
 def test_conversations_are_found_by_all_that_was_said(browser: Browser, daemon: Daemon, tmp_path: Path):
@@ -177,6 +182,60 @@ def test_new_conversations_begin_with_somebodys_own_defaults(browser: Browser, d
     browser.wait(lambda: "forgotten" in browser.text(".notice") and temperature() == "0.5")
 
 
+def test_a_conversation_is_renamed_and_saved_as_markdown(browser: Browser, daemon: Daemon, tmp_path: Path):
+    browser.start(daemon.http)
+    bring(browser, tmp_path, talk("What pulls the sea?", "Tides.", model="moon"))
+    browser.js("[...document.querySelectorAll('.open')].find((b) => b.textContent === 'What pulls the sea?').click()")
+    browser.wait(lambda: browser.text(".answer .markdown") == "Tides.")
+    more = "[...document.querySelectorAll('.conversations [aria-label]')].find((b) => b.ariaLabel === arguments[0])"
+    browser.js(f"{more}.click()", "More of “What pulls the sea?”")
+    browser.wait(lambda: browser.driver.switch_to.active_element.text == "Rename")
+    browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    browser.wait(lambda: browser.driver.switch_to.active_element.accessible_name == "Title")
+    browser.driver.switch_to.active_element.send_keys("The sea", Keys.ENTER)
+    browser.wait(lambda: "The sea" in titles(browser) and "What pulls the sea?" not in titles(browser))
+    assert browser.text(".conversations .when") == "Today"
+    browser.js(EXPORT)
+    browser.js(f"{more}.nextElementSibling.querySelectorAll('button')[1].click()", "More of “The sea”")
+    browser.wait(lambda: browser.js("return window.exportedAs") == "The-sea.md")
+    assert (
+        browser.module("return window.exported") == "# The sea\n\n## You\n\nWhat pulls the sea?\n\n## moon\n\nTides.\n"
+    )
+    browser.driver.refresh()
+    browser.wait(lambda: "The sea" in titles(browser))
+
+
+def test_what_is_deleted_can_be_taken_back(browser: Browser, daemon: Daemon, tmp_path: Path):
+    browser.start(daemon.http)
+    bring(browser, tmp_path, talk("Gone and back?", "Yes."))
+    browser.js("[...document.querySelectorAll('.open')].find((b) => b.textContent === 'Gone and back?').click()")
+    browser.wait(lambda: browser.text(".answer .markdown") == "Yes.")
+    browser.press("Delete from here on")
+    browser.wait(lambda: "Gone and back?" not in titles(browser))
+    browser.press("Undo")
+    browser.wait(lambda: "Gone and back?" in titles(browser))
+    browser.js("[...document.querySelectorAll('.open')].find((b) => b.textContent === 'Gone and back?').click()")
+    browser.wait(lambda: browser.text(".answer .markdown") == "Yes.")
+    browser.js("document.querySelector('.answer .menu button:last-child').click()")
+    browser.wait(lambda: not browser.all(".answer"))
+    browser.press("Undo")
+    browser.wait(lambda: browser.text(".answer .markdown") == "Yes.")
+    browser.wait(lambda: len(browser.stored()["turns"]) == 2)
+
+
+def test_the_model_gives_titles_where_somebody_wants_that(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=4)
+    browser.press("Settings")
+    label = browser.driver.find_element("xpath", "//label[contains(., 'Titles by the model')]")
+    label.click()
+    browser.say("What is the Moon made of?")
+    browser.wait_for_end()
+    browser.wait(lambda: "What is the Moon made of?" not in titles(browser))
+    (title,) = [one for one in titles(browser) if one == browser.stored()["title"]]
+    assert 0 < len(title) <= 80
+    browser.js("localStorage.clear()")
+
+
 def test_saving_reads_no_other_conversation(browser: Browser, daemon: Daemon, tmp_path: Path):
     browser.start(daemon.http, max_tokens=8)
     bring(browser, tmp_path, talk("One of before", "Yes."))
@@ -190,9 +249,9 @@ def test_saving_reads_no_other_conversation(browser: Browser, daemon: Daemon, tm
 
 
 def test_conversations_of_an_earlier_version_are_listed(browser: Browser, daemon: Daemon):
-    browser.driver.get(f"http://{daemon.http}/page/icon.svg")
-    assert browser.module(EARLIER, talk("Kept by an earlier version", "Yes.") | {"id": "before", "changed": 1}) is None
     browser.open(daemon.http)
+    assert browser.module(EARLIER, talk("Kept by an earlier version", "Yes.") | {"id": "before", "changed": 1}) is None
+    browser.driver.refresh()
     browser.wait(lambda: titles(browser) == {"Kept by an earlier version"})
 
 

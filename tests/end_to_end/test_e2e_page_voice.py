@@ -163,7 +163,7 @@ def test_without_a_microphone_the_page_says_what_to_do(browser: Browser, hearing
 def test_who_leaves_before_the_microphone_is_there_is_not_heard(browser: Browser, hearing: Daemon):
     start(browser, hearing.http, "ears")
     browser.press("Leave the voice mode")
-    button = "document.querySelector('header [aria-controls=voice]')"
+    button = "document.querySelector('[aria-controls=voice]')"
     browser.js(f"window.streams = []; {button}.click()")
     browser.wait(lambda: browser.one(".voice:not([hidden])") or browser.js("return window.streams.length"))
     browser.js(f"{button}.click()")
@@ -173,7 +173,7 @@ def test_who_leaves_before_the_microphone_is_there_is_not_heard(browser: Browser
 
 def test_where_no_model_hears_the_page_says_so(browser: Browser, daemon: Daemon):
     browser.start(daemon.http)
-    button = browser.wait(lambda: browser.one("header [aria-controls=voice][aria-disabled=true]"))
+    button = browser.wait(lambda: browser.one("[aria-controls=voice][aria-disabled=true]"))
     assert button.get_attribute("title").startswith("Talk: No model here hears.")
     button.click()
     browser.wait(lambda: browser.text(".notice").startswith("No model here hears."))

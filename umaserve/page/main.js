@@ -65,7 +65,7 @@ function follow(event) {
   show();
 }
 
-/** Makes `href` the address of the view that is shown, and what its link leads to: one more to go back from, or `replaces` the last. */
+/** Makes `href` the address of the view that is shown, and what its link leads to; `replaces` the one before it. */
 function place(href, replaces) {
   const link = links.find((each) => each.dataset.view === store.state.view);
   link.href = href;

@@ -32,6 +32,7 @@ export function errorWords({ error, recovery_action: action, message = "", retry
 
 const ENDS = {
   stop: "finished",
+  edited: "edited",
   length: "cut at its length",
   cancelled: "stopped",
   content_filter: "ended by the content filter",

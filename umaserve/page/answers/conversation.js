@@ -61,16 +61,25 @@ export function upTo(conversation, last) {
 
 /**
  * What the model is sent: the system prompt and the turns up to `last`, which may be an answer that goes on. `contents`
- * has the contents of all media by their ids, in base64.
+ * has the contents of all media by their ids: texts as they are, which become part of the question, others in base64.
  */
 export function messages(conversation, last, contents) {
   const said = upTo(conversation, last).filter(({ text, media }) => text !== "" || media);
   const told = said.map(({ role, text, media = [] }) => {
-    const parts = media.map(({ id, kind }) => ({ type: kind, data: contents.get(id) }));
-    if (text !== "" && parts.length > 0) parts.push({ type: "text", text });
-    return { role, content: parts.length > 0 ? parts : text };
+    const [texts, others] = [media.filter(({ kind }) => kind === "text"), media.filter(({ kind }) => kind !== "text")];
+    const parts = others.map(({ id, kind }) => ({ type: kind, data: contents.get(id) }));
+    const whole = [...texts.map(({ id, name }) => quoted(name, contents.get(id))), text].filter(Boolean).join("\n\n");
+    if (whole !== "" && parts.length > 0) parts.push({ type: "text", text: whole });
+    return { role, content: parts.length > 0 ? parts : whole };
   });
   return conversation.system.trim() ? [{ role: "system", content: conversation.system }, ...told] : told;
+}
+
+/** A file's text with its name, in a fence that is longer than any in it. */
+export function quoted(name, text) {
+  let fence = "```";
+  for (const [ticks] of text.matchAll(/`{3,}/g)) if (ticks.length >= fence.length) fence = `${ticks}\``;
+  return `${name}:\n${fence}\n${text.trimEnd()}\n${fence}`;
 }
 
 /** The beginning of an answer, up to token number `index`, and then `text`, as fields of another answer. */

@@ -130,6 +130,7 @@ export function generate(api, first, on) {
     pause: () => control("pause"),
     resume: () => control("resume"),
     modify(parameters) {
+      if (Object.keys(parameters).length === 0) return;
       if (wanted === null) setTimeout(sendModify, TOGETHER_MS);
       wanted = { ...wanted, ...parameters };
     },

@@ -3,6 +3,7 @@
 import { generate } from "./generation.js";
 import { errorWords, statusWords } from "../words.js";
 import { messages } from "./conversation.js";
+import { asAsked } from "./settings.js";
 
 const ALTERNATIVES = 6;
 
@@ -17,12 +18,13 @@ export function runAnswer({ api, conversation, answer, contents, settings, proba
   const { tokens = 0, perSecond } = (answer.request && answer.stats) ?? {};
   let written = perSecond ? ((tokens - 1) * 1000) / perSecond : 0;
   let lastAt = 0;
+  const { parameters, options } = asAsked(settings);
   const first = answer.request ? { type: "resume", request_id: answer.request.id, position: answer.request.position } : {
     type: "config",
     model: conversation.model || undefined,
     prompt: messages(conversation, answer, contents),
-    parameters: settings,
-    options: { include_generated_text: false, reasoning: "separate", include_logprobs: probabilities && ALTERNATIVES },
+    parameters,
+    options: { ...options, include_generated_text: false, reasoning: "separate", include_logprobs: probabilities && ALTERNATIVES },
   };
   if (!answer.request) {
     if (answer.settings) mark(answer, settings);
@@ -46,7 +48,8 @@ export function runAnswer({ api, conversation, answer, contents, settings, proba
   }
 
   return generate(api, first, {
-    accepted: ({ model, request_id: id }) => change((run) => {
+    accepted: ({ model, model_info: info, request_id: id }) => change((run) => {
+      answer.stats.context = info?.max_tokens;
       answer.model = model;
       answer.request.id = id;
       run.note = "";

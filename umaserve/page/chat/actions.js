@@ -1,10 +1,11 @@
 // All that one can do in the chat. Only these change its state.
 
 import { addTurn, beginning, branches, newConversation, path, removeTurn, ROOT, upTo } from "../answers/conversation.js";
-import { defaults, presets, savePreset } from "../answers/settings.js";
+import { asAsked, defaults, presets, savePreset } from "../answers/settings.js";
 import { copyText } from "../dom.js";
 import { errorWords } from "../words.js";
 import { keeper } from "./kept.js";
+import { removal } from "./removal.js";
 
 const SAVE_MS = 3000;
 /** A slider moves faster than anything need be kept. */
@@ -29,6 +30,8 @@ export function chatState(wide, storage) {
     attached: [],
     editing: null,
     notice: "",
+    /** Takes back what the notice tells of. */
+    undo: null,
     /** Which drawers are open. */
     open: { list: wide, settings: false },
   };
@@ -41,15 +44,17 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
   let generation = null;
   /** What follows the running answer, once it has ended. */
   let after = null;
+  /** What the timer saves. */
+  let unsaved = null;
   let saveTimer = 0;
   let noticeTimer = 0;
 
   const update = store.update;
 
-  function tell(text) {
+  function tell(text, undo = null) {
     clearTimeout(noticeTimer);
-    noticeTimer = setTimeout(() => update(() => (state.notice = "")), NOTICE_MS);
-    update(() => (state.notice = text));
+    noticeTimer = setTimeout(() => tell(""), NOTICE_MS);
+    update(() => Object.assign(state, { notice: text, undo }));
   }
 
   function show(conversation) {
@@ -85,7 +90,9 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
   }
 
   function saveSoon(conversation, ms) {
+    if (unsaved && unsaved !== conversation) save(unsaved);
     clearTimeout(saveTimer);
+    unsaved = conversation;
     saveTimer = setTimeout(() => save(conversation), ms);
   }
 
@@ -108,6 +115,7 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
   async function save(conversation) {
     clearTimeout(saveTimer);
     saveTimer = 0;
+    unsaved = null;
     if (Object.keys(conversation.turns).length === 0) return;
     try {
       await library.save(conversation);
@@ -122,7 +130,8 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     if (state.run) return;
     const { probabilities } = state;
     const again = answer.request !== undefined;
-    const begins = again ? { phase: "lost", before: answer.request.paused ? "paused" : "waiting", note: "Trying to go on…" } : { phase: "waiting", note: "" };
+    const before = answer.request?.paused ? "paused" : "waiting";
+    const begins = again ? { phase: "lost", before, note: "Trying to go on…" } : { phase: "waiting", note: "" };
     update(() => (state.run = { conversation, answer, from: answer.text.length, ...begins }));
     tab.setItem(WRITING, JSON.stringify([conversation.id, answer.id]));
     let [running, contents] = [];
@@ -169,7 +178,11 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     save(conversation);
     const next = after;
     after = null;
-    next?.();
+    if (next) next();
+    else if (kept.entitles()) {
+      const named = import("./titles.js").then(({ entitle }) => entitle(api, conversation, actions.rename));
+      named.catch((error) => tell(`The model gave no title: ${error.message}`));
+    }
   }
 
   function answerTo(conversation, parent, fields = {}) {
@@ -186,7 +199,7 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     const changed = Object.entries(wanted).filter(([name, value]) => conversation.settings[name] !== value);
     update(() => (conversation.settings = { ...conversation.settings, ...wanted }));
     keepAbout();
-    if (running?.conversation === conversation && changed.length > 0) generation?.modify(Object.fromEntries(changed));
+    if (running?.conversation === conversation && changed.length > 0) generation?.modify(asAsked(Object.fromEntries(changed)).parameters);
   }
 
   /** Does it now, or when the running answer has been stopped. */
@@ -201,7 +214,7 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     const { conversation } = state;
     if (state.run || !(text.trim() || media.length > 0)) return;
     kept.forgetBeginning();
-    const entries = media.map(({ blob: _blob, ...entry }) => entry);
+    const entries = media.map(({ blob: _blob, text: _text, ...entry }) => entry);
     let turn;
     update(() => (turn = addTurn(conversation, parent, "user", { text: text.trim(), ...(entries.length > 0 && { media: entries }) })));
     try {
@@ -219,9 +232,17 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     }
   }
 
+  /** The conversation as it is here; what is being written in it is in no other copy. */
+  async function held(id) {
+    const here = [state.run?.conversation, state.conversation].find((each) => each?.id === id);
+    return here ?? library.get(id);
+  }
+
+  const removing = removal({ library, update, save, tell });
   const actions = {
     // -- conversations
     open: async (id) => {
+      if (unsaved?.id === id) await save(unsaved);
       const found = state.run?.conversation.id === id ? state.run.conversation : await library.get(id);
       if (found) show(found);
       return found !== undefined;
@@ -241,16 +262,23 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     },
     remove: async (id) => {
       if (state.run?.conversation.id === id) return;
-      await library.remove(id);
+      await removing.conversation(id);
       kept.forgetDraft(id);
       if (state.conversation.id === id) actions.begin();
       await relist();
+    },
+    rename: async (id, title) => {
+      const conversation = await held(id);
+      if (!conversation || !title.trim()) return;
+      update(() => Object.assign(conversation, { title: title.trim(), changed: Date.now() }));
+      await save(conversation);
     },
     search: (query) => {
       update(() => (state.query = query));
       return relist();
     },
     exported: async () => (await import("./exported_file.js")).exported(library),
+    markdown: async (id) => (await import("./exported_file.js")).asMarkdown(await held(id)),
     imported: async (text) => {
       try {
         const { imported } = await import("./exported_file.js");
@@ -263,9 +291,8 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     relist,
     /** Another tab has changed some. */
     refresh: async () => {
-      for (const conversation of new Set([state.conversation, state.run?.conversation ?? state.conversation])) {
-        await adopt(conversation);
-      }
+      const shown = new Set([state.conversation, state.run?.conversation ?? state.conversation]);
+      for (const conversation of shown) await adopt(conversation);
       await relist();
     },
 
@@ -287,6 +314,15 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
       update(() => (state.editing = null));
       ask(turn.parent, text, turn.media);
     },
+    /** Another answer beside this one, in somebody's own words. */
+    rewrite: (answer, text) => {
+      const { parent, model } = answer;
+      update(() => {
+        addTurn(state.conversation, parent, "assistant", { thoughts: "", tokens: [], marks: [], text, model, end: "edited" });
+        state.editing = null;
+      });
+      save(state.conversation);
+    },
     regenerate: (answer) => instead(() => answerTo(state.conversation, answer.parent)),
     goOn: (answer) => {
       if (state.run) return;
@@ -303,11 +339,11 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
       if (next) state.conversation.chosen[turn.parent] = next.id;
       save(state.conversation);
     }),
-    removeTurn: (turn) => {
+    removeTurn: async (turn) => {
+      const { conversation } = state;
       if (state.run) return;
-      update(() => removeTurn(state.conversation, turn));
-      if (Object.keys(state.conversation.turns).length === 0) return actions.remove(state.conversation.id);
-      return save(state.conversation);
+      const isAll = turn.parent === ROOT && branches(conversation, turn).length === 1;
+      await (isAll ? actions.remove(conversation.id) : removing.turn(conversation, turn));
     },
 
     // -- steering
@@ -341,6 +377,9 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
       else kept.forgetOwn();
       tell(own ? "New conversations begin with these settings, this system prompt and this model." : "Your defaults are forgotten.");
     },
+    /** Whether the model is asked for titles. */
+    entitles: kept.entitles,
+    entitle: kept.entitle,
     hasOwnDefaults: () => kept.own() !== null,
 
     // -- what is shown
@@ -351,6 +390,11 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
       state.open[drawer] = open;
     }),
     tell,
+    undo: async () => {
+      const { undo } = state;
+      tell("");
+      await undo?.();
+    },
   };
   return actions;
 }

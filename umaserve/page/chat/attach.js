@@ -1,9 +1,10 @@
 // What goes with the next message: where it comes from, whether it may go, and what it looks like.
 
-import { fill, h, icon, iconButton, shownBy } from "../dom.js";
+import { fill, h, icon, iconButton, shownBy, write } from "../dom.js";
 import { bytes } from "../words.js";
 import { mediumNode } from "./attach_shown.js";
-import { KINDS, prepared, problemOf, takes } from "./attach_media.js";
+import { quoted } from "../answers/conversation.js";
+import { KINDS, TEXT, prepared, problemOf, takes } from "./attach_media.js";
 
 /** Fills `place`, beside the composer. `toggle()` shows the sources, `add(files)` attaches files. */
 export function attachments(place, store, actions, app) {
@@ -22,7 +23,7 @@ export function attachments(place, store, actions, app) {
   };
 
   function pick(kind, capture) {
-    const input = h("input", { type: "file", accept: `${kind}/*`, multiple: !capture, capture });
+    const input = h("input", { type: "file", accept: kind && `${kind}/*`, multiple: !capture, capture });
     input.addEventListener("change", () => add(input.files));
     input.click();
   }
@@ -41,15 +42,31 @@ export function attachments(place, store, actions, app) {
         const medium = await prepared(file);
         const problem = problemOf(medium, model(), state, app.store.state.limits);
         if (problem) actions.tell(problem);
-        else actions.attach(medium);
+        else {
+          actions.attach(medium);
+          if (medium.kind === TEXT) countTokens(medium);
+        }
       } catch (error) {
         actions.tell(error.message);
       }
     }
   }
 
+  /** So that one knows before sending what a text takes of the context. */
+  async function countTokens(medium) {
+    const body = JSON.stringify({ model: model()?.id, content: quoted(medium.name, medium.text) });
+    const headers = { "Content-Type": "application/json" };
+    try {
+      const { tokens } = await (await app.api.fetch("/tokenize", { method: "POST", headers, body })).json();
+      medium.tokens = tokens.length;
+    } catch (error) {
+      actions.tell(`${medium.name}: ${error.message}`);
+    }
+    store.update(() => {});
+  }
+
   function source(name, label, kind, act) {
-    const problem = takes(model(), kind) ? null : whyNot([kind]);
+    const problem = kind === TEXT || takes(model(), kind) ? null : whyNot([kind]);
     const refused = { "aria-disabled": "true", "aria-describedby": note.id, title: problem };
     return h("button.quiet", { onclick: problem ? null : act, ...(problem && refused) }, icon(name), label);
   }
@@ -63,7 +80,7 @@ export function attachments(place, store, actions, app) {
     const key = JSON.stringify(model() ?? "");
     if (key === listed) return;
     listed = key;
-    fill(sources,
+    fill(sources, source("clip", "Text, code, PDF", TEXT, () => pick("")),
       source("picture", "Picture", "image", () => pick("image")), source("camera", "Camera", "image", () => capture("image")),
       source("wave", "Sound", "audio", () => pick("audio")), source("microphone", "Record", "audio", () => capture("audio")),
       source("film", "Video", "video", () => pick("video")));
@@ -72,9 +89,15 @@ export function attachments(place, store, actions, app) {
   }
 
   function previewOf(medium) {
-    const about = `${medium.name}, ${bytes(medium.size)}`;
+    const about = h("span.hint");
     const remove = iconButton("close", `Remove ${medium.name}`, () => actions.detach(medium));
-    return { node: h("li", { title: about }, mediumNode(medium, medium.blob), h("span.hint", {}, about), remove) };
+    return {
+      node: h("li", { title: medium.name }, mediumNode(medium, medium.blob), about, remove),
+      show({ name, size, tokens }) {
+        const taken = tokens === undefined ? "" : `, ${tokens.toLocaleString("en-GB")} tokens`;
+        write(about, `${name}, ${bytes(size)}${taken}`);
+      },
+    };
   }
 
   function show() {

@@ -3,6 +3,11 @@
 import { bytes } from "../words.js";
 import { newId, path } from "../answers/conversation.js";
 
+/** What a file is read as that is no medium: its text goes with the question, so every model takes it. */
+export const TEXT = "text";
+const MOST_TEXT_BYTES = 2 ** 20;
+/** Browsers take TypeScript for films, and can make no picture of these drawings. */
+const CODE = /\.(?:[cm]?tsx?|svg)$/i;
 export const KINDS = { image: "pictures", audio: "sounds", video: "videos" };
 
 /** A larger picture is scaled down: the server would do so, and the message is sent again with each turn. */
@@ -19,11 +24,27 @@ export function takes(model, kind) {
 
 /** A file as {id, kind, name, type, size, blob}; throws where it is of no kind, or can't be read. */
 export async function prepared(file) {
-  const kind = file.type.split("/")[0];
-  if (!(kind in KINDS)) throw new Error(`${file.name} is no picture, sound or video.`);
+  const kind = CODE.test(file.name) ? TEXT : file.type.split("/")[0];
   if (file.size === 0) throw new Error(`${file.name} is empty.`);
+  if (!(kind in KINDS)) return textFile(file);
   const blob = kind === "image" ? await picture(file) : file;
   return { id: newId(), kind, name: file.name, type: blob.type, size: blob.size, blob };
+}
+
+/** With its `text` beside; throws where it has none. */
+async function textFile(file) {
+  const text = file.type === "application/pdf" ? await (await import("./attach_pdf.js")).textOfPdf(file) : await plainText(file);
+  const blob = new Blob([text], { type: "text/plain" });
+  if (blob.size > MOST_TEXT_BYTES) throw new Error(`${file.name} has ${bytes(blob.size)} of text: at most ${bytes(MOST_TEXT_BYTES)} go with a question.`);
+  return { id: newId(), kind: TEXT, name: file.name, type: blob.type, size: blob.size, blob, text };
+}
+
+async function plainText(file) {
+  if (file.size > MOST_TEXT_BYTES) throw new Error(`${file.name} has ${bytes(file.size)}: at most ${bytes(MOST_TEXT_BYTES)} of text go with a question.`);
+  const text = new TextDecoder().decode(await file.arrayBuffer());
+  // What is no UTF-8 is replaced.
+  if (/[\0\ufffd]/.test(text)) throw new Error(`${file.name} is no text, PDF, picture, sound or video.`);
+  return text;
 }
 
 async function picture(file) {
@@ -42,8 +63,9 @@ async function picture(file) {
 
 /** Why a medium can't go with the next message, in words; null where it can. */
 export function problemOf(medium, model, { conversation, attached }, limits) {
+  if (medium.kind === TEXT) return null;
   if (!takes(model, medium.kind)) return `${model.id} takes no ${KINDS[medium.kind]}.`;
-  const others = [...attached, ...path(conversation).flatMap((turn) => turn.media ?? [])];
+  const others = [...attached, ...path(conversation).flatMap((turn) => turn.media ?? [])].filter(({ kind }) => kind !== TEXT);
   if (others.length >= limits.media) return `A conversation has at most ${limits.media} pictures, sounds and videos.`;
   const most = Math.floor(((limits.message_bytes - REST_BYTES) * 3) / 4);
   const taken = others.reduce((sum, { size }) => sum + size, 0);

@@ -1,5 +1,6 @@
 // Where one writes, and steers what is being written.
 
+import { path } from "../answers/conversation.js";
 import { h, icon, iconButton, messageField, refill } from "../dom.js";
 
 /** `more` are buttons beside that for attachments. */
@@ -15,6 +16,7 @@ export function composer(store, actions, app, more) {
   const attach = iconButton("clip", "Attach", () => attaching((all) => (attach.ariaExpanded = String(all.toggle()))));
   const attached = h("div.attached");
   const buttons = h("div.row");
+  const gauge = h("meter.gauge", { min: 0, hidden: true });
   let loading = null;
 
   /** What is seldom used is loaded when it is. */
@@ -42,11 +44,21 @@ export function composer(store, actions, app, more) {
     area.style.height = `${Math.min(area.scrollHeight + 2, innerHeight / 3)}px`;
     send.disabled = !state.draft.trim() && state.attached.length === 0;
     pause.disabled = phase !== "writing";
+    showContext(gauge, path(state.conversation).findLast(({ stats }) => stats?.prompt));
     refill(buttons, phase ? [phase === "paused" ? resume : pause, stop] : send, area);
   });
-  const card = h("div.card", {}, attached, area, h("div.row.tools", {}, attach, more, buttons));
+  const card = h("div.card", {}, attached, area, h("div.row.tools", {}, attach, more, gauge, buttons));
   const node = h("form.composer", {}, card);
   return { node, focus: () => area.focus(), drop: (event) => take(event, event.dataTransfer) };
+}
+
+/** How much of what the model can read the conversation takes, after its last answer. */
+function showContext(gauge, answer) {
+  const { prompt, tokens, context } = answer?.stats ?? {};
+  gauge.hidden = !context;
+  if (!context) return;
+  const words = `${(prompt + tokens).toLocaleString("en-GB")} of ${context.toLocaleString("en-GB")} tokens that the model can read`;
+  Object.assign(gauge, { max: context, high: 0.8 * context, value: prompt + tokens, title: words, ariaLabel: words });
 }
 
 function button(name, label, key, onclick, kind = "plain") {

@@ -1,8 +1,8 @@
 // The file that conversations are taken along in, and what is read of such a file.
 
-import { newId, ROOT } from "../answers/conversation.js";
+import { newId, path, ROOT } from "../answers/conversation.js";
 import { SETTINGS, defaults } from "../answers/settings.js";
-import { KINDS, fromBase64, toBase64 } from "./attach_media.js";
+import { KINDS, TEXT, fromBase64, toBase64 } from "./attach_media.js";
 import { mediaOf } from "./library.js";
 
 const FORMAT = "umaserve-conversations";
@@ -16,6 +16,16 @@ export async function exported(library) {
     if (blob) media[id] = await toBase64(blob);
   }
   return JSON.stringify({ format: FORMAT, version: 1, conversations, media });
+}
+
+/** One conversation as it is shown, to be read. */
+export function asMarkdown(conversation) {
+  const system = conversation.system.trim() && `> ${conversation.system.trim().replaceAll("\n", "\n> ")}`;
+  const turns = path(conversation).map(({ role, text, media = [], model }) => {
+    const who = role === "user" ? "You" : model || "Answer";
+    return [`## ${who}`, ...media.map(({ name }) => `*Attached: ${name}*`), text].filter(Boolean).join("\n\n");
+  });
+  return [`# ${conversation.title}`, system, ...turns].filter(Boolean).join("\n\n") + "\n";
 }
 
 /** Adds those of an exported file, beside what is there; returns how many. Throws on other files. */
@@ -61,7 +71,7 @@ function readConversation(value, contents) {
 
 /** With its `blob`. */
 function readMedium({ id, kind, name, type }, contents) {
-  if (!(kind in KINDS) || !String(type).startsWith(`${kind}/`)) throw new Error("a medium of no kind");
+  if (!(kind in KINDS || kind === TEXT) || !String(type).startsWith(`${kind}/`)) throw new Error("a medium of no kind");
   const blob = fromBase64(contents[id], type);
   return { id: newId(), kind, name: String(name), type, size: blob.size, blob };
 }
@@ -92,5 +102,10 @@ function readAnswer({ text, thoughts, tokens, marks, settings, end, model }) {
 
 function readSettings(values, base = defaults()) {
   const known = SETTINGS.filter(({ name }) => Number.isFinite(values?.[name])).map(({ name }) => [name, values[name]]);
+  const { seed, stop, enable_thinking: thinks, reasoning_budget: budget } = values ?? {};
+  if (Number.isInteger(seed)) known.push(["seed", seed]);
+  if (Number.isInteger(budget)) known.push(["reasoning_budget", budget]);
+  if (typeof thinks === "boolean") known.push(["enable_thinking", thinks]);
+  if (Array.isArray(stop)) known.push(["stop", stop.map(String)]);
   return { ...base, ...Object.fromEntries(known) };
 }

@@ -6,6 +6,8 @@ import { defaults } from "../answers/settings.js";
 const DRAFT = "umaserve.draft.";
 /** Of the conversation that has yet to begin: {model, system, settings}. */
 const NEW = "umaserve.new";
+/** "on" where the model is asked for titles. */
+const TITLES = "umaserve.titles";
 /** Somebody's own, of the same form. */
 const OWN = "umaserve.defaults";
 
@@ -35,6 +37,8 @@ export function keeper(storage) {
     beginning: () => about(NEW) ?? about(OWN),
     keepBeginning: (conversation) => storage.setItem(NEW, aboutOf(conversation)),
     forgetBeginning: () => storage.removeItem(NEW),
+    entitles: () => storage.getItem(TITLES) === "on",
+    entitle: (on) => storage.setItem(TITLES, on ? "on" : "off"),
     own: () => about(OWN),
     keepOwn: (conversation) => storage.setItem(OWN, aboutOf(conversation)),
     forgetOwn: () => storage.removeItem(OWN),

@@ -80,15 +80,15 @@ export async function openLibrary() {
     },
     keep: (conversation, id, blob) => ask("readwrite", (store) => store.put({ id, conversation, blob }), MEDIA),
     content: async (id) => (await ask("readonly", (store) => store.get(id), MEDIA))?.blob,
-    /** Of all media of these turns by their ids, in base64. Throws where one is not there. */
+    /** Of all media of these turns by their ids: texts as they are, others in base64. Throws where one is not there. */
     async contents(turns) {
       const media = mediaOf(turns);
       if (media.length === 0) return new Map();
       const { toBase64 } = await import("./attach_media.js");
-      const read = async ({ id, name }) => {
+      const read = async ({ id, name, kind }) => {
         const blob = await library.content(id);
         if (!blob) throw new Error(`${name} is not in this browser any more.`);
-        return [id, await toBase64(blob)];
+        return [id, await (kind === "text" ? blob.text() : toBase64(blob))];
       };
       return new Map(await Promise.all(media.map(read)));
     },

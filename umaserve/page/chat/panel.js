@@ -40,6 +40,8 @@ export function settingsPanel(store, actions, storage) {
   }
 
   const shade = h("label.switch", {}, probabilities, h("span", {}, "Token probabilities"));
+  const titles = h("input", { type: "checkbox", checked: actions.entitles(), onchange: () => actions.entitle(titles.checked) });
+  const entitle = h("label.switch", {}, titles, h("span", {}, "Titles by the model, when it is idle"));
   const close = iconButton("close", "Close the settings", () => actions.toggle("settings", false));
   const node = h("aside.panel", { id: "settings", "aria-label": "Settings" },
     h("div.row.head", {}, h("h2", {}, "Settings"), close),
@@ -48,8 +50,8 @@ export function settingsPanel(store, actions, storage) {
     h("div.row", { role: "group", "aria-label": "My defaults" }, own, forget),
     h("p.hint", {}, "Sliders act at once, also on an answer that is being written."),
     sliders.filter(({ usual }) => usual).map(({ node: each }) => each),
-    fold("More settings", sliders.filter(({ usual }) => !usual).map(({ node: each }) => each)),
-    shade, h("p.hint", {}, SHADES), fold("Keys", h("p.hint", {}, KEYS)));
+    fold("More settings", choices(store, actions), sliders.filter(({ usual }) => !usual).map(({ node: each }) => each)),
+    shade, h("p.hint", {}, SHADES), entitle, fold("Keys", h("p.hint", {}, KEYS)));
 
   listPresets();
   store.subscribe(() => {
@@ -59,6 +61,31 @@ export function settingsPanel(store, actions, storage) {
     node.classList.toggle("open", state.open.settings);
   });
   return node;
+}
+
+/** What is no range. Where nothing is set, it is left to the server. */
+function choices(store, actions) {
+  const whole = (text) => (/^\d+$/.test(text.trim()) ? Number(text) : null);
+  const lines = (text) => (text.trim() ? text.split("\n").filter(Boolean) : null);
+  const think = { "": null, on: true, off: false };
+  const number = { type: "text", inputMode: "numeric", autocomplete: "off" };
+  const fields = [
+    ["seed", "Seed", h("input", { ...number, placeholder: "Another one each time" }), whole, "the same seed and settings write the same again"],
+    ["stop", "Stop at", h("textarea", { rows: 2, placeholder: "Nowhere" }), lines, "one text a line, at which an answer ends"],
+    ["enable_thinking", "Thoughts", h("select", {}, ["", "on", "off"].map((value) => h("option", { value }, value || "As the model does"))), (text) => think[text], "of models that can do with and without"],
+    ["reasoning_budget", "Length of thoughts", h("input", { ...number, placeholder: "No limit" }), whole, "at most so many tokens; then it has to answer"],
+  ];
+  return fields.map(([name, title, field, read, hint]) => {
+    const shown = (value) => (Array.isArray(value) ? value.join("\n") : { true: "on", false: "off" }[value] ?? String(value ?? ""));
+    Object.assign(field, { id: `set-${name}` });
+    field.setAttribute("aria-describedby", `hint-${name}`);
+    field.addEventListener("change", () => actions.set(name, read(field.value)));
+    store.subscribe(({ conversation }) => {
+      const wanted = shown(conversation.settings[name]);
+      if (field !== document.activeElement && field.value !== wanted) field.value = wanted;
+    });
+    return h("div.choice", {}, h("label", { for: field.id }, title), field, h("p.hint", { id: `hint-${name}` }, hint));
+  });
 }
 
 function fold(title, ...inside) {

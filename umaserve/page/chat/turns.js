@@ -88,7 +88,7 @@ function questionView(turn, { state }, actions) {
     const editing = state.editing === turn.id;
     if (!editing) editor = null;
     const begins = editing && !editor;
-    if (begins) editor = turnEditor(turn, actions);
+    if (begins) editor = turnEditor("Question", "Send", turn, actions.resend, actions);
     refill(node, [head, media, editing ? editor : [turn.text && text, buttons]]);
     if (begins) editor.querySelector("textarea").focus();
     const busy = state.run !== null;
@@ -99,19 +99,19 @@ function questionView(turn, { state }, actions) {
       walker(turn, state, actions),
       iconButton("edit", "Edit this question, as a branch", () => actions.edit(turn), { disabled: busy }),
       iconButton("copy", "Copy the question", () => actions.copy(turn.text)),
-      iconButton("remove", "Delete from here on", removal(turn, state, actions), { disabled: busy }),
+      iconButton("remove", "Delete from here on", () => actions.removeTurn(turn), { disabled: busy }),
     ]);
   }
 
   return { node, show };
 }
 
-function turnEditor(turn, actions) {
-  const send = () => actions.resend(turn, area.value);
+function turnEditor(label, does, turn, keep, actions) {
+  const send = () => keep(turn, area.value);
   const leave = () => actions.edit(null);
-  const area = messageField(send, { value: turn.text, rows: 3, "aria-label": "Question" });
+  const area = messageField(send, { value: turn.text, rows: 3, "aria-label": label });
   const cancel = h("button", { onclick: leave }, "Cancel");
-  const ask = h("button.primary", { onclick: send }, "Send");
+  const ask = h("button.primary", { onclick: send }, does);
   const onkeydown = (event) => event.key === "Escape" && leave();
   return h("div.editor", { onkeydown }, area, h("div.row", {}, cancel, ask));
 }
@@ -122,9 +122,22 @@ function answerTurn(turn, { state }, actions, speech, drawer) {
   const buttons = h("div.actions");
   node.append(buttons);
   let drawn = null;
+  let editor = null;
   let version = "";
 
+  function showEditor() {
+    const editing = state.editing === turn.id;
+    if (editing === (editor !== null)) return;
+    editor?.remove();
+    editor = editing ? turnEditor("Answer", "Keep as a branch", turn, actions.rewrite, actions) : null;
+    view.text.hidden = editing;
+    if (!editing) return;
+    view.text.after(editor);
+    editor.querySelector("textarea").focus();
+  }
+
   function show() {
+    showEditor();
     const { probabilities, voiced } = state;
     const { text, thoughts, marks, stats, end, error } = turn;
     const run = state.run?.answer === turn ? state.run : null;
@@ -165,15 +178,11 @@ function answerButtons(turn, state, actions, speech) {
     state.spoken === turn && iconButton("stop", "Stop reading", speech.stop),
     menuButton("More", [
       { name: "go_on", label: "Continue this answer", act: () => actions.goOn(turn), disabled },
+      { name: "edit", label: "Edit the answer", act: () => actions.edit(turn), disabled },
       ...speech.items(turn),
-      { name: "remove", label: "Delete from here on", act: removal(turn, state, actions), disabled },
+      { name: "remove", label: "Delete from here on", act: () => actions.removeTurn(turn), disabled },
     ]),
   ];
-}
-
-function removal(turn, state, actions) {
-  const isLast = state.conversation.chosen[turn.id] === undefined;
-  return () => (isLast || confirm("Delete this turn and all that follow it?")) && actions.removeTurn(turn);
 }
 
 /** Walks through the branches that a turn is one of. */

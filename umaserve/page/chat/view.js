@@ -50,6 +50,7 @@ export async function mount(root, app, signal) {
   };
   const toggles = { list: toggle("list", "list", "Conversations"), settings: toggle("sliders", "settings", "Settings") };
   const notice = h("p.notice", { role: "status" });
+  const undo = h("button.quiet", { onclick: () => actions.undo(), hidden: true }, "Undo");
   const veil = h("div.veil", { onclick: () => closeDrawers() });
   const add = iconButton("add", "New conversation (Alt+N)", () => {
     actions.begin();
@@ -60,7 +61,7 @@ export async function mount(root, app, signal) {
   const over = (event) => event.dataTransfer.types.includes("Files") && event.preventDefault();
   const dropped = { ondragover: over, ondrop: writing.drop };
   const examples = h("ul.examples", { "aria-label": "Examples" }, EXAMPLES.map((text) => h("li", {}, h("button", { onclick: () => begin(text) }, text))));
-  const main = h("main", dropped, turnsView(store, actions, speech), notice, talking.place, writing.node, examples);
+  const main = h("main", dropped, turnsView(store, actions, speech), h("div.told", {}, notice, undo), talking.place, writing.node, examples);
   root.replaceChildren(conversationList(store, actions), veil, main, settingsPanel(store, actions, app.storage));
 
   function begin(text) {
@@ -74,6 +75,8 @@ export async function mount(root, app, signal) {
 
   function onkeydown(event) {
     const { run } = state;
+    // What lies open over the page is closed by it first, which the browser does.
+    if (event.key === "Escape" && document.querySelector(":popover-open")) return;
     if (event.key === "Escape" && !event.defaultPrevented) {
       if (!wide.matches && (state.open.list || state.open.settings)) closeDrawers();
       else if (run) actions.stop();
@@ -91,6 +94,7 @@ export async function mount(root, app, signal) {
     if (running && !state.run) app.refreshModels(); // It may have been loaded for this answer.
     running = state.run !== null;
     notice.textContent = state.notice;
+    undo.hidden = state.undo === null;
     const isEmpty = Object.keys(state.conversation.turns).length === 0;
     main.classList.toggle("empty", isEmpty);
     examples.hidden = !isEmpty;

@@ -5,7 +5,8 @@ import { AnswerText } from "../answers/answer_text.js";
 import { answerView } from "../answers/answer_view.js";
 import { addTurn, newConversation, ROOT } from "../answers/conversation.js";
 import { runAnswer } from "../answers/running.js";
-import { SETTINGS } from "../answers/settings.js";
+import { asAsked, SETTINGS } from "../answers/settings.js";
+import { shortName } from "../words.js";
 
 /** `about` is {model, system, settings}: these change as one chooses, and a running answer with them. */
 export function column(app, store, about, remove) {
@@ -37,7 +38,7 @@ export function column(app, store, about, remove) {
   const view = answerView(node);
 
   function change(name, value) {
-    generation?.modify({ [name]: value });
+    generation?.modify(asAsked({ [name]: value }).parameters);
     store.update(() => (state.settings[name] = value));
   }
 
@@ -63,7 +64,7 @@ export function column(app, store, about, remove) {
   function listModels(models) {
     if (models === listed) return;
     listed = models;
-    model.replaceChildren(...models.map(({ id }) => h("option", { value: id }, id)));
+    model.replaceChildren(...models.map(({ id }, _, all) => h("option", { value: id, title: id }, shortName(id, all.map((one) => one.id)))));
     model.value = state.model || models[0]?.id || "";
     picker.hidden = models.length < 2;
   }

@@ -181,7 +181,7 @@ function isFormula(tex, before) {
 }
 
 function characterOf([, decimal, hexadecimal, name]) {
-  if (name) return ENTITIES[name];
+  if (name) return Object.hasOwn(ENTITIES, name) ? ENTITIES[name] : undefined;
   const code = decimal ? Number(decimal) : parseInt(hexadecimal, 16);
   return code > 0 && code <= 0x10ffff ? String.fromCodePoint(code) : undefined;
 }
