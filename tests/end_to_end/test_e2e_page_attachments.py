@@ -165,15 +165,15 @@ def pdf_of(text: str) -> bytes:
 def test_texts_and_pdfs_go_with_the_question_of_any_model(browser: Browser, daemon: Daemon):
     browser.start(daemon.http, max_tokens=4)
     code = "print('`' * 3)\n```\n"
-    attach(browser, "three.py", "text/x-python", code.encode())
+    attach(browser, "three.ts", "video/mp2t", code.encode())
     browser.wait(lambda: " tokens" in browser.text(".previews .hint"))
     attach(browser, "tides.pdf", "application/pdf", pdf_of("Tides come twice a day"))
     assert browser.violations() == []
     content = ask(browser, "What are these?")
     assert content == (
-        f"three.py:\n````\n{code.rstrip()}\n````\n\ntides.pdf:\n```\nTides come twice a day\n```\n\nWhat are these?"
+        f"three.ts:\n````\n{code.rstrip()}\n````\n\ntides.pdf:\n```\nTides come twice a day\n```\n\nWhat are these?"
     )
-    assert [one.text for one in browser.all(".turn.user .file summary")] == ["three.py", "tides.pdf"]
+    assert [one.text for one in browser.all(".turn.user .file summary")] == ["three.ts", "tides.pdf"]
     # It is there again after a reload, with the next turn too.
     browser.driver.refresh()
     browser.wait(lambda: len(browser.all(".turn.user .file")) == 2)
@@ -189,7 +189,7 @@ def test_texts_and_pdfs_go_with_the_question_of_any_model(browser: Browser, daem
     [
         ("a.zip", "application/zip", b"PK\x03\x04\xff\x00", "a.zip is no text, PDF, picture, sound or video."),
         ("a.bin", "", b"a\x00b", "a.bin is no text, PDF, picture, sound or video."),
-        ("a.txt", "text/plain", b"x" * 1_000_001, "a.txt has 977 KiB: at most 977 KiB of text go with a question."),
+        ("a.txt", "text/plain", b"x" * (2 << 20), "a.txt has 2.0 MiB: at most 1.0 MiB of text go with a question."),
         ("a.pdf", "application/pdf", b"%PDF-1.4 nothing", "a.pdf is no PDF that can be read."),
         ("b.pdf", "application/pdf", pdf_of(""), "b.pdf has no text, only pictures of it."),
     ],

@@ -5,7 +5,9 @@ import { newId, path } from "../answers/conversation.js";
 
 /** What a file is read as that is no medium: its text goes with the question, so every model takes it. */
 export const TEXT = "text";
-const MOST_TEXT_BYTES = 1_000_000;
+const MOST_TEXT_BYTES = 2 ** 20;
+/** Browsers take TypeScript for films, and can make no picture of these drawings. */
+const CODE = /\.(?:[cm]?tsx?|svg)$/i;
 export const KINDS = { image: "pictures", audio: "sounds", video: "videos" };
 
 /** A larger picture is scaled down: the server would do so, and the message is sent again with each turn. */
@@ -22,7 +24,7 @@ export function takes(model, kind) {
 
 /** A file as {id, kind, name, type, size, blob}; throws where it is of no kind, or can't be read. */
 export async function prepared(file) {
-  const kind = file.type.split("/")[0];
+  const kind = CODE.test(file.name) ? TEXT : file.type.split("/")[0];
   if (file.size === 0) throw new Error(`${file.name} is empty.`);
   if (!(kind in KINDS)) return textFile(file);
   const blob = kind === "image" ? await picture(file) : file;
@@ -39,13 +41,10 @@ async function textFile(file) {
 
 async function plainText(file) {
   if (file.size > MOST_TEXT_BYTES) throw new Error(`${file.name} has ${bytes(file.size)}: at most ${bytes(MOST_TEXT_BYTES)} of text go with a question.`);
-  try {
-    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-    if (!text.includes("\0")) return text;
-  } catch {
-    // As it is said below.
-  }
-  throw new Error(`${file.name} is no text, PDF, picture, sound or video.`);
+  const text = new TextDecoder().decode(await file.arrayBuffer());
+  // What is no UTF-8 is replaced.
+  if (/[\0\ufffd]/.test(text)) throw new Error(`${file.name} is no text, PDF, picture, sound or video.`);
+  return text;
 }
 
 async function picture(file) {
