@@ -43,9 +43,9 @@ def streaming(relay: Relay, worker: Worker) -> tuple[Client, dict[str, Any]]:
     """A client whose answer has begun, and its request as the worker got it."""
     client = relay.client().post(stream=True)
     request = worker.request()
-    worker.chunk(request, ": begun\n\n")
+    worker.chunk(request, "data: 1\n\n")
     assert client.head()[0] == 200
-    assert client.chunk() == b": begun\n\n"
+    assert client.chunk() == b"data: 1\n\n"
     return client, request
 
 
