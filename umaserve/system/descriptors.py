@@ -33,8 +33,8 @@ def raise_descriptor_limit(connections: int, setting: str) -> None:
         log.debug("the limit of open files stays: %s", error)
     if 0 <= limit < OWN_DESCRIPTORS:
         raise ConfigError(
-            f"this process may have {limit} files and sockets open, and needs {OWN_DESCRIPTORS} besides its connections: "
-            "raise the limit (ulimit -Hn, or LimitNOFILE= in a unit)"
+            f"this process may have {limit} files and sockets open, and needs {OWN_DESCRIPTORS} besides its "
+            "connections: raise the limit (ulimit -Hn, or LimitNOFILE= in a unit)"
         )
     needed = connections + OWN_DESCRIPTORS
     if limit != resource.RLIM_INFINITY and limit < needed:
