@@ -263,6 +263,7 @@ def test_an_engine_is_started_again_once_there_are_descriptors_for_it(tmp_path: 
 def wait_for_log(daemon: Daemon, words: str) -> None:
     deadline = time.monotonic() + ANSWER_S
     while words not in daemon.logs:
+        assert daemon.process.poll() is None, daemon.logs
         assert time.monotonic() < deadline, daemon.logs
         time.sleep(0.01)
 

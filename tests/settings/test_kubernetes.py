@@ -14,6 +14,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from umaserve.cli import main
+from umaserve.commands import pull
 from umaserve.daemon.loaded_model import NOT_LOADED
 from umaserve.daemon.vllm_metrics import vllm_metrics
 from umaserve.metrics import ServingMetrics
@@ -106,6 +108,41 @@ def test_flags_ports_and_probes_are_the_programs_own(name: str, deployment: dict
     pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1]) if "lifecycle" in container else 0
     assert pod["terminationGracePeriodSeconds"] > pause + config.drain_grace + config.drain_timeout
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+@pytest.mark.parametrize("name", ["daemon/deployment.yaml", "relay/workers.yaml"])
+def test_daemons_have_time_to_start_and_are_evicted_one_after_another(name: str) -> None:
+    by_kind = {one["kind"]: one for one in documents(FOLDER / name)}
+    deployment, budget = by_kind["Deployment"]["spec"], by_kind["PodDisruptionBudget"]["spec"]
+    assert budget["selector"] == deployment["selector"]
+    assert 0 < budget["maxUnavailable"] < deployment["replicas"]
+    (container,) = deployment["template"]["spec"]["containers"]
+    started, alive = container["startupProbe"], container["livenessProbe"]
+    assert started["httpGet"] == alive["httpGet"]
+    assert started["periodSeconds"] * started["failureThreshold"] >= 120
+
+
+def test_a_model_is_downloaded_to_where_the_daemons_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    (job,) = documents(FOLDER / "models/pull.yaml")
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    ran: list[Sequence[str]] = []
+    monkeypatch.setattr(pull, "run", lambda arguments, _write: ran.append(arguments) or 0)
+    assert main(container["args"]) == 0
+    ((_name, folder),) = ran
+    daemon = next(one for one in documents(FOLDER / "daemon/deployment.yaml") if one["kind"] == "Deployment")
+    assert folder in daemon["spec"]["template"]["spec"]["containers"][0]["args"]
+    (claim,) = documents(FOLDER / "daemon/volumes.yaml")
+    assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
+    assert container["volumeMounts"][0] == {"name": pod["volumes"][0]["name"], "mountPath": folder.partition("=")[2]}
+    assert "hub" in (ROOT / "Containerfile").read_text().partition("EXTRAS=")[2].splitlines()[0].split(",")
+
+
+def test_commands_name_the_labels_of_the_policies() -> None:
+    policies = "".join(path.read_text() for path in FOLDER.glob("**/network-policy*.yaml"))
+    wanted = set(re.findall(r'namespaceSelector:\s+matchLabels: \{(\S+): "true"\}', policies))
+    shown = "".join(path.read_text() for path in FOLDER.glob("**/kustomization.yaml"))
+    assert wanted == set(re.findall(r"kubectl label namespace \S+ (\S+)=true", shown)) != set()
 
 
 @pytest.mark.parametrize(("name", "deployment"), OURS, ids=NAMES)

@@ -184,6 +184,20 @@ def test_a_compiler_without_headers_is_none(tmp_path: Path) -> None:
     assert "apt install g++" in done.stderr
 
 
+def test_the_readme_begins_with_the_packages_that_are_asked_for() -> None:
+    first = (ROOT / "README.md").read_text().split("```sh\n")[1].split("```")[0]
+    (packages,) = re.findall(r"^apt install (.*)", first, re.MULTILINE)
+    assert {"python3-venv", "g++"} <= set(packages.split())
+    assert first.index("apt install") < first.index("\nscripts/run")
+
+
+@pytest.mark.parametrize("script", ["bare-venv", "compiler", "run", "test", "test-newcomer", "venv", "wheels"])
+def test_scripts_are_of_the_standard_shell(script: str) -> None:
+    checked = subprocess.run(["sh", "-n", ROOT / "scripts" / script], capture_output=True, text=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert "\nset -eu\n" in (ROOT / "scripts" / script).read_text(), "a failure ends it"
+
+
 OWN_EXTRAS = ["default-model", "speech", "media", "test"]
 
 
