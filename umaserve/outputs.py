@@ -59,6 +59,8 @@ class Logprobs:
 
     chosen: Scored
     top: tuple[Scored, ...]
+    rank: int | None = None
+    """The place of the chosen token among all, from 1; ``None`` where it was sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,16 @@ class Prefilling:
     done_tokens: int
     elapsed_s: float
     """Since the prompt was started."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """The log-probabilities of the next tokens of the prompt, from its second one on. Only for requests that want
+    them."""
+
+    tokens: Sequence[Logprobs]
+    first: bytes | None = None
+    """The bytes of the prompt's first token, which nothing stands before, and ``tokens`` follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +209,9 @@ class Metrics:
 
 
 Prefill = Placed | Prefilling | Prefilled
-Output = Started | Loading | Waiting | Prefill | Token | Spoken | Finished | Steered | FeedbackKept | Metrics
+Output = (
+    Started | Loading | Waiting | Prefill | PromptScores | Token | Spoken | Finished | Steered | FeedbackKept | Metrics
+)
 
 
 @dataclass(frozen=True, slots=True)
