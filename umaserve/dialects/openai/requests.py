@@ -55,6 +55,8 @@ class CompletionRequest:
     stream: bool
     include_usage: bool
     echo: bool = False
+    prompt_logprobs: int | None = None
+    """Alternatives to tell of each token of the prompt, in vLLM's form."""
     audio: str | None = None
     """The format of a spoken answer; ``None``: text only."""
 
@@ -142,15 +144,28 @@ def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> Compl
     if n * len(prompts) > MAX_GENERATIONS:
         raise out_of_range("n", f"at most {MAX_GENERATIONS // len(prompts)} for {len(prompts)} prompts", n)
     logprobs = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
+    prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_TOP_LOGPROBS)
     echo = fields.boolean("echo", False)
-    if echo and logprobs is not None:
-        raise RequestError(Fault.BAD_REQUEST, "echo", "expected false where logprobs are asked for, got true")
-    if echo and not all(isinstance(prompt, str) for prompt in prompts):
-        raise RequestError(Fault.BAD_REQUEST, "echo", "expected false where the prompt is token ids, got true")
-    max_tokens = within_cap(_wanted_tokens(fields, DEFAULT_COMPLETION_TOKENS, "max_tokens", "n_predict"), limits)
+    if echo and logprobs is None and not all(isinstance(prompt, str) for prompt in prompts):
+        problem = "expected false where the prompt is token ids and logprobs are not asked for, got true"
+        raise RequestError(Fault.BAD_REQUEST, "echo", problem)
+    max_tokens = _wanted_tokens(fields, DEFAULT_COMPLETION_TOKENS, "max_tokens", "n_predict", least=0)
     chosen, stop = _sampling(fields, _response_format(fields)), stops(fields)
-    requests = tuple(Generate(new_id, prompt, max_tokens, chosen, stop, logprobs) for prompt in prompts)
-    return _asked(fields, requests, echo=echo)
+    of_prompt = [wanted for wanted in (logprobs if echo else None, prompt_logprobs) if wanted is not None]
+    one = Generate(
+        id=new_id,
+        prompt="",
+        max_tokens=within_cap(max_tokens, limits),
+        sampling=chosen,
+        stop=stop,
+        logprobs=logprobs,
+        prompt_logprobs=max(of_prompt, default=None),
+    )
+    asked = _asked(fields, tuple(replace(one, prompt=prompt) for prompt in prompts), echo=echo)
+    if asked.stream and prompt_logprobs is not None:
+        problem = "expected to be absent in a stream, which gives the same by echo and logprobs"
+        raise RequestError(Fault.BAD_REQUEST, "prompt_logprobs", problem)
+    return replace(asked, prompt_logprobs=prompt_logprobs)
 
 
 def inputs(
@@ -241,13 +256,13 @@ def _n_choices(fields: Fields) -> int:
     return fields.integer("n", 1, MAX_CHOICES) or 1
 
 
-def _wanted_tokens(fields: Fields, default: int | None, *keys: str) -> int | None:
+def _wanted_tokens(fields: Fields, default: int | None, *keys: str, least: int = 1) -> int | None:
     """The first number given in ``keys``, or ``default``. ``None``, which some clients send as -1: up to the context's
     end."""
     given = [key for key in keys if fields.values.get(key) is not None]
     if not given:
         return default
-    numbers = [None if fields.values[key] == -1 else fields.integer(key, 1) for key in given]
+    numbers = [None if fields.values[key] == -1 else fields.integer(key, least) for key in given]
     return next((number for number in numbers if number is not None), None)
 
 
