@@ -153,7 +153,8 @@ class Token(NamedTuple):
     elapsed_s: float = 0.0
     since_last_s: float = 0.0
     sampled: bool = True
-    """False for text that was held back until the end: it is of earlier tokens, and ``token_id`` is the last one's."""
+    """False for text that was held back until the end: it is of earlier tokens, and ``token_id`` is the last one's. And
+    for the token that ends an answer, which has no text, where its log-probability is told."""
     thoughts: str = ""
     answer: str | None = None
     """``text`` without thoughts and marks, which may come later than in ``text``; ``None``: they aren't told apart."""
