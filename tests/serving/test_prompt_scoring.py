@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scheduler_world import ORIGIN, Client, SchedulerWorld
 from standin import END, PIECES, SHORT, next_token, score_of_last
 
-from umaserve.errors import RequestError
+from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Priority
 from umaserve.outputs import Finished, FinishReason, Placed, PromptScores, Started, Token
 from umaserve.serving import prompt_scoring
@@ -168,6 +168,18 @@ def test_a_prompt_whose_engine_is_lost_goes_on_with_another() -> None:
     assert (told(client), client.text) == (expected(LONG, 1), client.expected)
     assert sum(scored_rows(world)) < len(LONG) - 20, "told ones are computed as other prompts are"
     world.finish()
+
+
+def test_an_engine_that_says_too_little_fails_the_tick_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = SchedulerWorld()
+    with monkeypatch.context() as patch:
+        patch.setattr(world.engine, "_score", lambda _run: [])
+        client = world.arrive(LONG, max_tokens=1, prompt_logprobs=1)
+        world.turn_until(lambda: client.end)
+    assert client.end is Fault.DECODE_FAILED
+    again = world.arrive(LONG, max_tokens=1, prompt_logprobs=1)
+    world.finish()
+    assert told(again) == expected(LONG, 1)
 
 
 def test_streams_get_a_token_in_each_tick_meanwhile() -> None:
