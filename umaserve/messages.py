@@ -236,6 +236,8 @@ class Generate:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     """The number of alternatives to report with each token's log-probability; ``None``: no log-probabilities."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt, all of which are computed for this request."""
     tools: tuple[Tool, ...] = ()
     must_call: bool = False
     """Whether the answer must be a tool call; otherwise the model chooses."""
@@ -283,6 +285,12 @@ class Generate:
             return False
         last = self.prompt[-1]
         return last.role == "assistant" and bool(last.content) and not last.tool_calls
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether it may reuse a cached prefix of another request, and leave its own in the cache. Of tokens in the
+        cache no log-probabilities are known."""
+        return self.cache_prompt and self.prompt_logprobs is None
 
     @property
     def has_media(self) -> bool:

@@ -59,6 +59,8 @@ class Logprobs:
 
     chosen: Scored
     top: tuple[Scored, ...]
+    rank: int | None = None
+    """The place of the chosen token among all, from 1; ``None`` where it was sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,16 @@ class Prefilling:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScores:
+    """The log-probabilities of the next tokens of the prompt, from its second one on. Only for requests that want
+    them."""
+
+    tokens: Sequence[Logprobs]
+    first: bytes | None = None
+    """The bytes of the prompt's first token, which nothing stands before, and ``tokens`` follow."""
+
+
+@dataclass(frozen=True, slots=True)
 class Prefilled:
     """The prompt is computed; the first token or the end follows."""
 
@@ -143,7 +155,8 @@ class Token(NamedTuple):
     elapsed_s: float = 0.0
     since_last_s: float = 0.0
     sampled: bool = True
-    """False for text that was held back until the end: it is of earlier tokens, and ``token_id`` is the last one's."""
+    """False for text that was held back until the end: it is of earlier tokens, and ``token_id`` is the last one's. And
+    for the token that ends an answer, which has no text, where its log-probability is told."""
     thoughts: str = ""
     answer: str | None = None
     """``text`` without thoughts and marks, which may come later than in ``text``; ``None``: they aren't told apart."""
@@ -201,7 +214,9 @@ class Metrics:
 
 
 Prefill = Placed | Prefilling | Prefilled
-Output = Started | Loading | Waiting | Prefill | Token | Spoken | Finished | Steered | FeedbackKept | Metrics
+Output = (
+    Started | Loading | Waiting | Prefill | PromptScores | Token | Spoken | Finished | Steered | FeedbackKept | Metrics
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ from umaserve.outputs import (
     Output,
     Prefilled,
     Prefilling,
+    PromptScores,
     Scored,
     Started,
     Steered,
@@ -541,7 +542,7 @@ def test_completion_with_every_field() -> None:
     ) == (Generate("cmpl-7", TokenIds((1, 2**31 - 1)), 512, Sampling(1.0, 1.0, seed=0), ("x",), 5, model="gpt"),)
 
 
-@pytest.mark.parametrize(("wanted", "max_tokens"), [(None, 16), (-1, None), (1, 1), (2**31, 2**31)])
+@pytest.mark.parametrize(("wanted", "max_tokens"), [(None, 16), (-1, None), (0, 0), (1, 1), (2**31, 2**31)])
 def test_completion_answer_length(wanted: int | None, max_tokens: int | None) -> None:
     assert completion_requests(max_tokens=wanted)[0].max_tokens == max_tokens
 
@@ -609,11 +610,19 @@ def test_a_wrong_field_beyond_openais_is_refused_in_a_completion_too(wanted: Wan
         ({"logprobs": 21}, "logprobs: expected a whole number from 0 to 20, got 21"),
         ({"logprobs": True}, "logprobs: expected a whole number from 0 to 20, got a boolean"),
         ({"echo": 1}, "echo: expected true or false, got a whole number"),
-        ({"echo": True, "logprobs": 0}, "echo: expected false where logprobs are asked for, got true"),
-        ({"echo": True, "prompt": [1]}, "echo: expected false where the prompt is token ids, got true"),
+        (
+            {"echo": True, "prompt": [1]},
+            "echo: expected false where the prompt is token ids and logprobs are not asked for, got true",
+        ),
         ({"max_tokens": -2}, "max_tokens: expected a whole number from 0, got -2"),
         ({"max_tokens": 1e308}, "max_tokens: expected a whole number from 0 to 9223372036854775807, got 1e+308"),
         ({"n_predict": 2**64}, f"n_predict: expected a whole number from 0 to {2**63 - 1}, got 1.8446744073709552e+19"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs: expected a whole number from 0 to 20, got -1"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs: expected a whole number from 0 to 20, got 21"),
+        (
+            {"prompt_logprobs": 0, "stream": True},
+            "prompt_logprobs: expected to be absent in a stream, which gives the same by echo and logprobs",
+        ),
     ],
 )
 def test_a_wrong_completion_field_is_refused_by_its_name(wanted: Wanted, expected: str) -> None:
@@ -1029,6 +1038,115 @@ def test_completion_logprobs_are_parallel_arrays() -> None:
     told = [choice for chunk in chunks for choice in chunk["choices"] if choice["logprobs"] is not None]
     assert {key: [item for choice in told for item in choice["logprobs"][key]] for key in expected} == expected
     assert "".join(choice["text"] for choice in told) == "aéc"
+
+
+# Log-probabilities of the prompt.
+
+
+@pytest.mark.parametrize(
+    ("wanted", "logprobs", "of_prompt"),
+    [
+        ({"logprobs": 3}, 3, None),
+        ({"echo": True, "logprobs": 3}, 3, 3),
+        ({"echo": True, "logprobs": 0, "prompt": [1, 2]}, 0, 0),
+        ({"prompt_logprobs": 0}, None, 0),
+        ({"prompt_logprobs": 2, "logprobs": 5}, 5, 2),
+        ({"prompt_logprobs": 2, "logprobs": 5, "echo": True}, 5, 5),
+        ({"prompt_logprobs": None, "echo": True}, None, None),
+    ],
+)
+def test_log_probabilities_of_the_prompt(wanted: Wanted, logprobs: int | None, of_prompt: int | None) -> None:
+    [request] = completion_requests(**wanted)
+    assert (request.logprobs, request.prompt_logprobs) == (logprobs, of_prompt)
+    assert request.shares_prefixes is (of_prompt is None)
+
+
+PROMPT = [
+    PromptScores((), b"h"),
+    PromptScores((Logprobs(scored(b"\xc3", -1.0, 7), (scored(b"x", -0.25, 9), scored(b"y", -3.0, 8)), 2),)),
+    PromptScores((Logprobs(scored(b"\xa9", -2.0, 6), (scored(b"\xa9", -2.0, 6), scored(b"y", -3.0, 8)), 1),)),
+]
+ANSWERED = [Started(), *PROMPT, Token("a", 1, LOGPROBS[0]), END]
+ECHOED = {
+    "tokens": ["h", "\ufffd", "\ufffd", "a"],
+    "token_logprobs": [None, -1.0, -2.0, -0.5],
+    "top_logprobs": [
+        None,
+        {"x": -0.25, "\ufffd": -1.0},
+        {"\ufffd": -2.0},
+        {"a": -0.5, "b": -1.5},
+    ],
+    "text_offset": [0, 1, 1, 2],
+}
+
+
+@pytest.mark.parametrize("prompt", ["hé", [1, 7, 6], ["h", 7, 6]])
+def test_an_echo_has_log_probabilities_of_prompt_and_answer(prompt: object) -> None:
+    wanted = {"prompt": [prompt] if isinstance(prompt, list) else prompt, "logprobs": 1, "echo": True}
+    expected = [*PROMPT, Token("a", 1, Logprobs(LOGPROBS[0].chosen, LOGPROBS[0].top))]
+    answer = whole(completion(), completion_body(**wanted), [Started(), *expected, END])
+    assert answer["choices"] == [{"text": "héa", "index": 0, "logprobs": ECHOED, "finish_reason": "stop"}]
+    chunks = streamed(completion(), completion_body(**wanted, stream=True), [Started(), *expected, END])
+    told = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(choice["text"] for choice in told) == "héa"
+    arrays = [choice["logprobs"] for choice in told if choice["logprobs"] is not None]
+    assert {key: [item for one in arrays for item in one[key]] for key in ECHOED} == ECHOED
+    assert len(arrays) == 4, "as they come"
+
+
+def test_an_echo_alone() -> None:
+    wanted = {"prompt": "hé", "logprobs": 1, "echo": True, "max_tokens": 0}
+    end = Finished(FinishReason.LENGTH, Usage(3, 0))
+    answer = whole(completion(), completion_body(**wanted), [Started(), *PROMPT, end])
+    [choice] = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("hé", "length")
+    assert choice["logprobs"] == {key: items[:3] for key, items in ECHOED.items()}
+
+
+def test_the_token_that_ends_an_answer_is_in_the_arrays_and_not_in_the_text() -> None:
+    end = Token("", 0, Logprobs(scored(b"</s>", -0.125, 0), ()), sampled=False)
+    wanted = completion_body(prompt="hé", logprobs=1, echo=True, max_tokens=1)
+    [choice] = whole(completion(), wanted, [Started(), *PROMPT, end, END])["choices"]
+    assert (choice["text"], choice["logprobs"]["tokens"][3:]) == ("hé", ["</s>"])
+    assert choice["logprobs"]["token_logprobs"][3:] == [-0.125]
+
+
+def test_what_a_model_puts_before_a_prompt_is_in_no_text() -> None:
+    pieces = [b"<s>", b" h", b"i", b"\n"]
+    first, *others = pieces
+    told = PromptScores(tuple(Logprobs(scored(piece), ()) for piece in others), first)
+    answer = [Started(), told, Token("!", 1, Logprobs(scored(b"!"), ())), END]
+    [choice] = whole(completion(), completion_body(prompt="hi\n", logprobs=0, echo=True), answer)["choices"]
+    assert choice["text"] == "hi\n!"
+    assert choice["logprobs"]["tokens"] == ["<s>", " h", "i", "\n", "!"]
+    assert choice["logprobs"]["text_offset"] == [0, 0, 1, 2, 3]
+
+
+def test_a_character_that_the_prompts_last_token_begins_is_told_before_the_answer() -> None:
+    told = [PromptScores((Logprobs(scored(b"\xc3"), ()),), b"h"), Token("a", 1, Logprobs(scored(b"a"), ())), END]
+    [choice] = whole(completion(), completion_body(prompt=[5, 6], logprobs=0, echo=True), [Started(), *told])["choices"]
+    assert (choice["text"], choice["logprobs"]["text_offset"]) == ("h\ufffda", [0, 1, 2])
+
+
+def test_each_choice_of_each_prompt_has_its_own() -> None:
+    wanted = completion_body(prompt=["hé", "hé"], n=2, logprobs=1, echo=True)
+    answer = whole(completion(), wanted, *[ANSWERED] * 4)
+    assert [choice["logprobs"]["tokens"] for choice in answer["choices"]] == [ECHOED["tokens"]] * 4
+
+
+def test_log_probabilities_of_a_prompt_as_in_vllm() -> None:
+    [choice] = whole(completion(), completion_body(prompt="hé", prompt_logprobs=1), ANSWERED)["choices"]
+    assert choice["prompt_logprobs"] == [
+        None,
+        {
+            "7": {"logprob": -1.0, "rank": 2, "decoded_token": "\ufffd"},
+            "9": {"logprob": -0.25, "rank": 1, "decoded_token": "x"},
+        },
+        {"6": {"logprob": -2.0, "rank": 1, "decoded_token": "\ufffd"}},
+    ]
+    assert (choice["text"], choice["logprobs"]["tokens"]) == ("a", ["a"])
+    [other] = whole(completion(), completion_body(prompt="hé", logprobs=1), [Started(), *SCORED, END])["choices"]
+    assert "prompt_logprobs" not in other
 
 
 # Tools.

@@ -110,27 +110,37 @@ class SchedulerWorld:
         """``remote``: whether all that the engine is asked crosses a socket."""
         self.clock = Clock()
         self.spent: list[tuple[Caller, int, float]] = []
-        self.engine = StandInEngine(**capacity)
-        self.compute, self.preparing, self.disk = SteppedWorker(), SteppedWorker(), SteppedWorker()
         self.sessions = SessionManager(
             clock=self.clock,
             ended=lambda session, end: observe_end(self.scheduler.metrics, session, end, self.clock.now),
         )
-        self.scheduler = Scheduler(
-            self.sessions,
-            remote_engine(self.engine) if remote else self.engine,
-            self.compute,
-            self.preparing,
-            self.preparing,
-            Targets(1.0, 0.1),
-            self.clock,
-            ContentFilter("patterns", list(enumerate(patterns, 1))) if patterns else None,
-            lambda *spent: self.spent.append(spent),
-            disk=self.disk,
-            shared_prefixes=shared_prefixes,
-            draft_tokens=draft_tokens,
-        )
         self.clients: list[Client] = []
+
+        def start() -> None:
+            self.engine = StandInEngine(**capacity)
+            self.compute, self.preparing, self.disk = SteppedWorker(), SteppedWorker(), SteppedWorker()
+            self.scheduler = Scheduler(
+                self.sessions,
+                remote_engine(self.engine) if remote else self.engine,
+                self.compute,
+                self.preparing,
+                self.preparing,
+                Targets(1.0, 0.1),
+                self.clock,
+                ContentFilter("patterns", list(enumerate(patterns, 1))) if patterns else None,
+                lambda *spent: self.spent.append(spent),
+                disk=self.disk,
+                shared_prefixes=shared_prefixes,
+                draft_tokens=draft_tokens,
+            )
+
+        self._start = start
+        start()
+
+    def lose_engine(self) -> None:
+        """The engine is gone with all that it had; another one takes its place."""
+        self.sessions.start_over()
+        self._start()
 
     def arrive(
         self, prompt: str | tuple[ChatTurn, ...] | TokenIds, caller: Caller = ORIGIN, **fields: object

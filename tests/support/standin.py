@@ -47,6 +47,7 @@ from umaserve.serving.ticks import (
     Run,
     Save,
     SavedBytes,
+    Scoring,
     Shed,
     Span,
     Tick,
@@ -101,6 +102,15 @@ def answer(prompt: str, max_tokens: int = DEFAULT_MAX_TOKENS, stop: Sequence[str
 def scored(token: int, rank: int = 0) -> Scored:
     """What the stand-in says of a token that is the ``rank``-th likeliest, from 0."""
     return Scored(token, PIECES[token], -0.5 - rank)
+
+
+def score_of_last(sequence: Sequence[int], alternatives: int) -> Logprobs:
+    """What the stand-in says of the last token of a prompt's beginning: another value behind other tokens."""
+    drawn = zlib.crc32(bytes(sequence))
+    chosen = Scored(sequence[-1], PIECES[sequence[-1]], -1 - drawn % 1000 / 128)
+    likeliest = [(drawn + rank) % 256 for rank in range(alternatives)]
+    top = tuple(Scored(token, PIECES[token], -rank / 128) for rank, token in enumerate(likeliest))
+    return Logprobs(chosen, top, 1 + drawn % 256)
 
 
 def vector(text: bytes) -> list[float]:
@@ -293,7 +303,9 @@ class StandInEngine:
             tokens, spans = self._with_media(request.prompt, tenant)
         max_tokens = self._max_tokens(request, tokens)
         adapters = request.lora or ()
-        return Prepared(tokens, max_tokens, StandInSampler(tokens, adapters), request.logprobs, adapters, spans)
+        first = b"" if request.prompt_logprobs is None else PIECES[tokens[0]]
+        sampler = StandInSampler(tokens, adapters)
+        return Prepared(tokens, max_tokens, sampler, request.logprobs, adapters, spans, first=first)
 
     def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
         return dataclasses.replace(first, sampler=StandInSampler(first.tokens, first.adapters))
@@ -400,7 +412,7 @@ class StandInEngine:
 
     def _max_tokens(self, request: Generate, tokens: Sequence[int]) -> int:
         room = self.capacity.sequence_tokens - len(tokens)
-        if room < 1:
+        if room < (request.max_tokens != 0):
             raise RequestError(Fault.CONTEXT_EXCEEDED, "prompt", "too long")
         return min(DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens, room)
 
@@ -429,8 +441,17 @@ class StandInEngine:
             for index, (run, tokens) in enumerate(zip(runs, sampled, strict=True))
             if tokens and run.logprobs is not None
         }
+        logprobs |= {index: self._score(run) for index, run in enumerate(runs) if isinstance(run.logprobs, Scoring)}
         seconds = 0.01 * bool(runs)
         return TickResult(Outcome.DONE, sampled, seconds, logprobs, drafted, 0.001 * len(drafted), late=late)
+
+    def _score(self, run: Run) -> list[Logprobs]:
+        assert isinstance(run.logprobs, Scoring)
+        assert run.sampler is None
+        assert run.span is None
+        sequence = [*self.memory.tokens(run.slot), run.logprobs.following]
+        ends = range(run.start + 2, run.start + len(run.tokens) + 2)
+        return [score_of_last(sequence[:end], run.logprobs.alternatives) for end in ends]
 
     def _draft(self, draft: Draft, runs: list[Run]) -> int:
         """Guesses of which some are right, and then one is wrong."""
@@ -518,7 +539,7 @@ def _tokens(request: Generate) -> tuple[int, ...]:
 
 def _logprobs(run: Run, token: int) -> Logprobs:
     """The chosen token is the likeliest, and the others follow by their ids."""
-    assert run.logprobs is not None
+    assert isinstance(run.logprobs, int)
     others = [other for other in range(ord("a"), ord("z") + 1) if other != token]
     best = [token, *others][: run.logprobs]
     return Logprobs(scored(token), tuple(scored(one, rank) for rank, one in enumerate(best)))

@@ -54,7 +54,6 @@ NOT_DONE: dict[str, tuple[tuple[object, ...], str]] = {
     "include_stop_str_in_output": ((False,), "a stop string is never part of the answer"),
     "skip_special_tokens": ((True,), "control tokens are no part of the answer"),
     "return_token_ids": ((False,), "use /completion with return_tokens, or /tokenize"),
-    "prompt_logprobs": ((), "only the answer's tokens have log-probabilities"),
 }
 """Fields of other servers that change the generated text and aren't supported here, each with its neutral values, which
 are accepted, and with what to use instead."""

@@ -39,7 +39,8 @@ class Batch:
     def fill(self, runs: Sequence[Run], positions: Positions | None = None, *, every_row: bool = False) -> int:
         """Lay out ``runs`` one after another; returns the number of output rows.
 
-        A run with a sampler outputs its last row, and one more row before it for each of its draft tokens.
+        A run with a sampler outputs its last row, and one more row before it for each of its draft tokens; one whose
+        prompt's log-probabilities are wanted outputs all rows.
         ``positions``: maps token indices to positions where sequences contain media. ``every_row``: output all rows,
         as pooling of embeddings requires.
         """
@@ -51,7 +52,10 @@ class Batch:
         outputs = 0
         for run in runs:
             n_tokens = len(run.tokens)
-            wanted = 0 if run.sampler is None else 1 + run.draft_tokens
+            if run.sampler is None:
+                wanted = 0 if run.logprobs is None else n_tokens
+            else:
+                wanted = 1 + run.draft_tokens
             first = run.start if positions is None else positions.at(run.slot, run.start)
             tokens += run.tokens
             pos += range(first, first + n_tokens)

@@ -248,6 +248,8 @@ class LlamaEngine:
         late: set[int] = set()
         for index, run in enumerate(runs):
             if run.sampler is None:
+                if run.logprobs is not None:
+                    logprobs[index] = self._sampling.take_prompt_scores(run)
                 continue
             try:
                 sampled, ended = self._taken(run)

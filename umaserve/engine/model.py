@@ -14,6 +14,7 @@ from umaserve.engine import backends, gguf, rpc, servable
 from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.forms import ThoughtForm, ToolForm
 from umaserve.outputs import ModelInfo
+from umaserve.serving.ticks import MAX_SCORED_ROWS
 from umaserve.settings.daemon import Config
 from umaserve.settings.model_files import default_model
 from umaserve.system.cores import usable_cores
@@ -23,7 +24,8 @@ log = logging.getLogger(__name__)
 CELLS_ROUNDED_TO = 256
 
 ROWS_OF_STREAM = 8
-"""Of logits in a decode, at most, for which an empty model says what they take: those of a stream's draft tokens."""
+"""Of logits in a decode, at most, for which an empty model says what they take: those of a stream's draft tokens. Those
+of a prompt's log-probabilities count once for all."""
 
 KEPT_STATES = 2
 """Earlier states that a sequence with a recurrent state keeps, each in as much memory as the latest. With two, a decode
@@ -350,7 +352,8 @@ class Model:
             params.n_ctx = self.parts * dict(self.divisions())[self.parts]
         if self._empty and self._config.pooling == "model" and not self._is_made_to_embed():
             # By default there is room for the logits of all tokens of a pass; what no decode uses takes no memory.
-            params.n_outputs_max = min(params.n_batch, max(self.n_seq_max, ROWS_OF_STREAM * config.parallel))
+            rows = max(self.n_seq_max, ROWS_OF_STREAM * config.parallel, MAX_SCORED_ROWS)
+            params.n_outputs_max = min(params.n_batch, rows)
         params.n_threads = config.threads or usable_cores()
         params.n_threads_batch = config.threads_batch or params.n_threads
         params.flash_attn_type = FLASH_ATTN[config.flash_attn]

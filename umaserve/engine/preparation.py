@@ -14,6 +14,7 @@ from umaserve.engine.chat_template import ChatTemplate
 from umaserve.engine.constraint import MAX_COMPILING_S, Constraint, Vocabulary
 from umaserve.engine.grammar import NESTED, lark_of
 from umaserve.engine.infill import infill_tokens
+from umaserve.engine.logprobs import MAX_PROMPT_ENTRIES
 from umaserve.engine.loose_tools import loosened, outlined
 from umaserve.engine.media import MediaReader, Prompt
 from umaserve.engine.model import Model
@@ -107,9 +108,12 @@ class Preparation:
         sampler.follow(generated)
         adapters = self._adapters.resolve(request.lora)
         text = self._text_of(tokens) if request.wants_prompt else ""
-        return Prepared(
+        prepared = Prepared(
             tokens, max_tokens, sampler, request.logprobs, adapters, prompt.spans, in_thought, prompt.sound_s, text
         )
+        if request.prompt_logprobs is None:
+            return prepared
+        return dataclasses.replace(prepared, first=self._first(tokens, request.prompt_logprobs))
 
     def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
         assert isinstance(first.sampler, Sampler)
@@ -149,6 +153,14 @@ class Preparation:
                 return Counted(len(self._prompt(request, "", lambda: True).tokens))
             case Embed():
                 raise AssertionError("embeddings are made by embed, on the compute thread")
+
+    def _first(self, tokens: Sequence[int], alternatives: int) -> bytes:
+        """The bytes of the first of ``tokens``, of which log-probabilities are wanted: they must not be too many."""
+        most = MAX_PROMPT_ENTRIES // (1 + alternatives)
+        if len(tokens) > most:
+            problem = f"expected at most {most} tokens where log-probabilities of each and {alternatives} alternatives"
+            raise RequestError(Fault.BAD_REQUEST, "prompt", f"{problem} are wanted, got {len(tokens)}")
+        return self._model.written(tokens[0])
 
     def _in_thought(self, request: Generate, tokens: Sequence[int]) -> bool | None:
         """Whether the prompt ``tokens`` end inside a thought. ``None``: the text after them is taken as it is, since
@@ -319,7 +331,7 @@ class Preparation:
 
     def _max_tokens(self, wanted: int | None, prompt_tokens: int) -> int:
         room = self._sequence_tokens - prompt_tokens
-        if room < 1:
+        if room < (wanted != 0):
             raise ContextExceeded(prompt_tokens, self._sequence_tokens)
         return room if wanted is None else min(wanted, room)
 

@@ -6,11 +6,12 @@ import functools
 from collections.abc import Sequence
 
 from umaserve.engine.candidates import Candidates, Logits
-from umaserve.engine.logprobs import Scores, scores_after
+from umaserve.engine.logprobs import Scores, scores_after, scores_of_prompt
 from umaserve.engine.model import Model
 from umaserve.engine.sampling import Sampler
 from umaserve.engine.steps import Sampled, Step, StepThread
-from umaserve.serving.ticks import Run
+from umaserve.outputs import Logprobs
+from umaserve.serving.ticks import Run, Scoring
 
 MIN_WAIT_S = 0.005
 """For the grammars of a tick's streams, and as long as the decode took where that is more: none of them makes a tick
@@ -26,14 +27,20 @@ class TickSampling:
         self._model = model
         self._candidates = Candidates(model.n_vocab)
         self._thread = StepThread(model.n_vocab)
+        self._of_prompts: dict[int, list[Logprobs]] = {}
+        """By slot: log-probabilities that are not taken yet."""
 
     def begin(self, runs: Sequence[Run], logits: Sequence[Logits]) -> list[Step]:
         """Sample what no grammar holds, and begin with the rest; returns the steps of that. ``logits``: a row for each
-        run with a sampler, and one more for each of its draft tokens."""
+        run with a sampler, and one more for each of its draft tokens; one for each token of a ``Scoring``."""
         rows = iter(logits)
         held: list[Sampler] = []
         for run in runs:
             if run.sampler is None:
+                if isinstance(run.logprobs, Scoring):
+                    of_run = [next(rows) for _ in run.tokens]
+                    written = self._model.written
+                    self._of_prompts[run.slot] = scores_of_prompt(of_run, run.tokens, run.logprobs, written)
                 continue
             sampler = _sampler_of(run)
             of_run = [next(rows) for _ in range(1 + run.draft_tokens)]
@@ -74,6 +81,10 @@ class TickSampling:
             sampler.was_late = True
         return sampled, ended
 
+    def take_prompt_scores(self, run: Run) -> list[Logprobs]:
+        """What a ``Scoring`` has asked for."""
+        return self._of_prompts.pop(run.slot)
+
     def close(self) -> None:
         self._thread.close()
 
@@ -84,6 +95,7 @@ class TickSampling:
         token = sampler.sample(logits, candidates)
         if run.logprobs is None:
             return token, None
+        assert not isinstance(run.logprobs, Scoring)
         if before is not None:
             return token, before.report(token, run.logprobs, self._model.written)
         left = candidates.only(token) if sampler.left is None else sampler.left

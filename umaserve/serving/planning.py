@@ -11,6 +11,7 @@ from umaserve.serving.division import Division
 from umaserve.serving.neighbours import Neighbours, seen_elsewhere
 from umaserve.serving.policy import may_start, plan
 from umaserve.serving.promises import Promises
+from umaserve.serving.prompt_scoring import PromptScoring
 from umaserve.serving.readiness import Readiness, resumes
 from umaserve.serving.session import Session
 from umaserve.serving.sessions import SessionManager
@@ -68,6 +69,7 @@ class Planning:
         self._prefilled_at = -math.inf
         """When the latest tick with prompt tokens was planned."""
         self._moving = MovingCost(capacity)
+        self._scoring = PromptScoring()
         self._drafting_s = 0.0
         """Average time for one draft token of the draft model."""
         self.started: list[Session] = []
@@ -174,6 +176,19 @@ class Planning:
             # A draft model that was slow once is tried again later.
             self._drafting_s *= DRAFTING_FORGOTTEN
 
+    def in_rows(self, work: Work) -> int:
+        """How many rows of prompts take as long as those of ``work``, of which some give log-probabilities."""
+        return work.prefill_rows - work.scored_rows + self._scoring.as_rows(work.scored_rows)
+
+    def scored(self, work: Work, cost: Cost | None, seconds: float) -> None:
+        """Learn how long rows take that give log-probabilities of their prompt. ``cost``: of others, if known."""
+        if cost is None:
+            return
+        rows = work.prefill_rows - work.scored_rows
+        without_s = cost.seconds(work.decode_rows, rows, work.cached, work.decodes)
+        all_s = cost.seconds(work.decode_rows, work.prefill_rows, work.cached, work.decodes)
+        self._scoring.observe(all_s - without_s, seconds - without_s)
+
     def moved(self, work: Work, seconds: float) -> None:
         """Learn how long the KV operations of a tick took."""
         self._moving.observe(work.tick.kv_operations, seconds, parted=self._division.parted)
@@ -210,7 +225,7 @@ class Planning:
         request = session.request
         assert request is not None
         # A preempted session reuses its own tokens, even if nobody else may.
-        keep = session.running or request.cache_prompt
+        keep = session.running or request.shares_prefixes
         self._slots.give_up(session, sequence(session)[: session.computed], keep=keep)
 
     # -- the snapshot for the policy -----------------------------------------------------------------------------
@@ -318,29 +333,37 @@ class Planning:
     def _work(self, snapshot: Snapshot, the_plan: Plan, threads: int) -> Work:
         streams = [(self._sessions.get(id_), draft_tokens) for id_, draft_tokens in the_plan.decode]
         prompts = []
+        scored = 0
         for id_, n_tokens in the_plan.prefill:
             session = self._sessions.get(id_)
             if session.slot is None:
                 self._start(session)
             # Fewer than planned if more of it is reused than the last lookup found.
-            end = min(session.computed + n_tokens, session.length)
-            prompts.append((session, self._slots.coming.before_checkpoint(session, end)))
+            end = self._slots.coming.before_checkpoint(session, min(session.computed + n_tokens, session.length))
+            if session.to_score:
+                end = self._scoring.end(session, end, scored)
+                # None where it computes again what was told.
+                scored += max(0, end + 1 - session.scored)
+            prompts.append((session, end))
         kv_operations = self._slots.take_kv_operations()
         apart = self._capacity.prompts_apart
-        return make_work(snapshot, the_plan, streams, prompts, kv_operations, threads, prompts_apart=apart)
+        return make_work(
+            snapshot, the_plan, streams, prompts, kv_operations, threads, prompts_apart=apart, scored_rows=scored
+        )
 
     def _planned_s(self, work: Work, cost: Cost) -> float:
         """How long ``work`` takes, by what is known."""
         tick = work.tick
         seconds = self._moving.seconds(tick.kv_operations, parted=self._division.parted)
         if tick.runs:
-            seconds += cost.seconds(work.decode_rows, work.prefill_rows, work.cached, work.decodes)
+            rows = self.in_rows(work) if work.scored_rows else work.prefill_rows
+            seconds += cost.seconds(work.decode_rows, rows, work.cached, work.decodes)
         return seconds + self._drafting_s * sum([draft.limit for draft in tick.drafts])
 
     def _start(self, session: Session) -> None:
         assert session.request is not None
         cells = self._promises.to_start(session)
-        room = Room(cells, sequence(session), self._readiness.scope(session), session.request.cache_prompt)
+        room = Room(cells, sequence(session), self._readiness.scope(session), session.request.shares_prefixes)
         self._slots.take(session, room)
         self.started.append(session)
 

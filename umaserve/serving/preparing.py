@@ -113,8 +113,8 @@ class Preparing:
                 # A template with the time in it has made another prompt.
                 prepared = replace(prepared, tokens=session.before.tokens)
             self._sessions.prepared(session, prepared, session.text or text, session.repetition or repetition)
-            if len(session.generated) >= prepared.max_tokens:
-                # None are wanted, or there is less room than in the process that began it.
+            if len(session.generated) >= prepared.max_tokens and session.request.prompt_logprobs is None:
+                # It wants no token, or there is less room than in the process that began it.
                 self._sessions.finish(session, FinishReason.LENGTH)
         elif isinstance(result, RequestError):
             self._sessions.fail(session, result.copy())

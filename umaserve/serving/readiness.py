@@ -80,7 +80,7 @@ class Readiness:
         request, prepared = session.request, session.prepared
         assert request is not None
         assert prepared is not None
-        if not request.cache_prompt:
+        if not request.shares_prefixes:
             return f"{PRIVATE}{session.id}"
         tenant = "" if self._shares_prefixes else session.caller.tenant
         return f"{tenant} {prepared.adapters}" if prepared.adapters else tenant

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from umaserve.errors import Fault, RequestError
 from umaserve.metrics import ServingMetrics
-from umaserve.outputs import CacheMiss, FinishReason, Logprobs, Placed, Prefilled, Prefilling, Token
+from umaserve.outputs import CacheMiss, FinishReason, Logprobs, Placed, Prefilled, Prefilling, PromptScores, Token
 from umaserve.queries import Detokenize, Detokenized
 from umaserve.serving.cache_miss import cache_miss
 from umaserve.serving.observer import log_difference, observe_start
@@ -14,7 +14,7 @@ from umaserve.serving.planning import Planning
 from umaserve.serving.session import Session
 from umaserve.serving.sessions import SessionManager
 from umaserve.serving.states import State
-from umaserve.serving.ticks import Engine, EngineLost, Outcome, Run, TickResult
+from umaserve.serving.ticks import Engine, EngineLost, Outcome, Run, Scoring, TickResult
 from umaserve.serving.work import Work
 
 
@@ -48,6 +48,10 @@ class Results:
             self._metrics.prefix_reused_tokens += session.reused
             observe_start(self._metrics, session, session.started_at - session.requested_at)
             self._tell_progress(session)
+            if session.request is not None and session.request.prompt_logprobs is not None:
+                assert session.prepared is not None
+                self._sessions.put(session, PromptScores((), session.prepared.first))
+                self._end_without_answer(session)
 
     def _cache_miss(self, session: Session) -> CacheMiss | None:
         found, prepared = session.difference, session.prepared
@@ -124,6 +128,12 @@ class Results:
         if session.state is State.PREFILL:
             self._planning.prefilled(session)
             self._tell_progress(session)
+            if isinstance(run.logprobs, Scoring):
+                if logprobs is None or len(logprobs) != len(run.tokens):
+                    raise ValueError("the engine has not said the log-probabilities that were asked for")
+                session.scored += len(logprobs)
+                self._sessions.put(session, PromptScores(logprobs))
+                self._end_without_answer(session)
             if late:
                 self._sessions.prompt_done(session)
         if tokens and (run.draft_tokens or session.draft_tokens):
@@ -131,6 +141,12 @@ class Results:
         for index, token in enumerate(tokens):
             if session.running:
                 self._take(session, token, None if logprobs is None else logprobs[index], now)
+
+    def _end_without_answer(self, session: Session) -> None:
+        """End a request for its prompt's log-probabilities alone, if it has all of them."""
+        assert session.prepared is not None
+        if not session.prepared.max_tokens and not session.to_score:
+            self._sessions.finish(session, FinishReason.LENGTH)
 
     def _tell_progress(self, session: Session) -> None:
         request, prepared, started_at = session.request, session.prepared, session.started_at
@@ -160,6 +176,9 @@ class Results:
             started_s = session.timing(now).started_s
             self._sessions.put(session, Prefilled(len(prepared.tokens), session.reused, started_s, prepared.text))
         if token in self._engine.end_tokens:
+            if logprobs is not None and session.request is not None and session.request.prompt_logprobs is not None:
+                # Who asks for both counts on one for each token that was sampled.
+                self._sessions.put(session, Token("", token, logprobs, sampled=False))
             self._sessions.finish(session, FinishReason.STOP)
             return
         self._metrics.tokens_generated += 1

@@ -266,8 +266,12 @@ class Scheduler:
         if work.decode_rows + work.prefill_rows and result.outcome is Outcome.DONE:
             not_drafted = sum(draft.limit for draft in work.tick.drafts) - sum(result.drafted)
             rows = work.decode_rows - not_drafted, work.prefill_rows
-            now = self._now()
-            self._governor.observe(work.tick.threads, *rows, work.cached, result.seconds, now, work.decodes)
+            now, taken = self._now(), rows
+            if work.scored_rows:
+                taken = rows[0], self._planning.in_rows(work)
+            self._governor.observe(work.tick.threads, *taken, work.cached, result.seconds, now, work.decodes)
+            if work.scored_rows and work.tick.threads == self._engine.capacity.threads:
+                self._planning.scored(work, self._governor.learned, result.seconds)
             over = work.budget_s is not None and result.seconds > work.budget_s
             self.metrics.observe_tick(result.seconds, sum(rows), over_budget=over, throttled=work.throttled)
 

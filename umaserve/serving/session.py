@@ -52,6 +52,8 @@ class Session:
     """KV cells promised to it while it has a slot."""
     computed: int = 0
     """Tokens of this sequence in the KV cache."""
+    scored: int = 1
+    """Tokens of its prompt whose log-probabilities it has, if they are wanted; the first one has none, and counts."""
     reused: int = 0
     """Prompt tokens that it found in the cache when it started."""
     difference: Difference | None = None
@@ -113,6 +115,13 @@ class Session:
         """Tokens that have to be computed before the next one can be sampled."""
         assert self.prepared is not None
         return len(self.prepared.tokens) + len(self.generated)
+
+    @property
+    def to_score(self) -> int:
+        """Tokens of its prompt whose log-probabilities are wanted, and not known yet."""
+        if self.request is None or self.prepared is None or self.request.prompt_logprobs is None:
+            return 0
+        return len(self.prepared.tokens) - self.scored
 
     @property
     def is_late(self) -> bool:

@@ -76,6 +76,21 @@ class Prepared:
     """The seconds of sound in the prompt."""
     text: str = ""
     """The prompt as text, without media, where the request asks for it."""
+    first: bytes = b""
+    """The bytes of the prompt's first token, where log-probabilities of the prompt are wanted."""
+
+
+MAX_SCORED_ROWS = 64
+"""Tokens in the runs of one tick with a ``Scoring``, at most. llama.cpp keeps room for their logits from then on: 39 MB
+with a vocabulary of 152,000. On a CPU its attention computes so many together."""
+
+
+class Scoring(NamedTuple):
+    """The log-probabilities of the tokens that follow each of a run in its prompt, with so many alternatives."""
+
+    following: int
+    """What follows the run's last one."""
+    alternatives: int
 
 
 class Run(NamedTuple):
@@ -88,7 +103,8 @@ class Run(NamedTuple):
     """Position of the first token in its sequence."""
     tokens: Sequence[int]
     sampler: Sampler | None
-    logprobs: int | None = None
+    logprobs: int | Scoring | None = None
+    """Alternatives to report with each sampled token; or what to report of a prompt, in a run without a sampler."""
     draft_tokens: int = 0
     """How many of the last tokens are draft tokens. Tokens are sampled until one differs from its draft token. Rejected
     draft tokens are removed from the sequence."""
@@ -196,7 +212,7 @@ class Outcome(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class TickResult:
     """``tokens``: the sampled tokens of each run, none for a run without a sampler. ``logprobs``: by the index of each
-    run that wants them, one for each sampled token."""
+    run that wants them, one for each sampled token; for a ``Scoring``, one for each token of the run."""
 
     outcome: Outcome
     tokens: Sequence[Sequence[int]]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from umaserve.serving.decodes import decodes
 from umaserve.serving.session import Session
 from umaserve.serving.snapshot import Plan, Snapshot
-from umaserve.serving.ticks import Divide, Draft, KVOperation, Prepared, Run, Span, Tick
+from umaserve.serving.ticks import Divide, Draft, KVOperation, Prepared, Run, Scoring, Span, Tick
 
 TO_COME = (-1,)
 """The tokens of a run whose only token is sampled by the tick before."""
@@ -23,6 +23,8 @@ class Work:
     sessions: list[Session]
     decode_rows: int
     prefill_rows: int
+    scored_rows: int
+    """How many of them give log-probabilities of their prompt."""
     decodes: int
     """How many decodes it takes."""
     cached: int
@@ -48,9 +50,10 @@ def make_work(
     threads: int,
     *,
     prompts_apart: bool,
+    scored_rows: int = 0,
 ) -> Work:
     """The tick of ``plan``, which was made of ``snapshot``. ``streams``: each with its number of draft tokens;
-    ``prompts``: each, in its slot, with the end of what is computed of it."""
+    ``prompts``: each, in its slot, with the end of what is computed of it, ``scored_rows`` with log-probabilities."""
     sessions: list[Session] = []
     runs: list[Run] = []
     drafts: list[Draft] = []
@@ -70,6 +73,7 @@ def make_work(
         sessions=sessions,
         decode_rows=sum([1 + draft_tokens for session, draft_tokens in streams if not session.is_late]),
         prefill_rows=sum([len(run.tokens) for run in runs[len(streams) :]]),
+        scored_rows=scored_rows,
         decodes=_decodes(runs) if prompts_apart else 1,
         cached=_attended(snapshot, runs) if prompts_apart else snapshot.cached,
         budget_s=min([stream.target_tbt_s for stream in snapshot.streams if stream.id in decoding], default=None),
@@ -79,7 +83,7 @@ def make_work(
 
 def moving(kv_operations: Sequence[KVOperation], threads: int) -> Work:
     """A tick without runs."""
-    return Work(Tick(kv_operations, [], threads), [], 0, 0, 0, 0, None, throttled=False)
+    return Work(Tick(kv_operations, [], threads), [], 0, 0, 0, 0, 0, None, throttled=False)
 
 
 def next_work(work: Work) -> Work:
@@ -140,8 +144,15 @@ def _of_prompt(session: Session, last: int) -> list[Run]:
         end, span = _piece(prepared, start, last)
         if span is not None and (runs or not span.chunk.encoded):
             break
-        sampler = prepared.sampler if end == session.length else None
-        runs.append(Run(session.slot, start, sequence(session)[start:end], sampler, prepared.logprobs, span=span))
+        tokens, sampler = sequence(session)[start:end], None
+        logprobs: int | Scoring | None = None
+        if end == session.length:
+            sampler, logprobs = prepared.sampler, prepared.logprobs
+        elif session.to_score and session.scored == start + 1:
+            assert session.request is not None
+            assert session.request.prompt_logprobs is not None
+            logprobs = Scoring(prepared.tokens[end], session.request.prompt_logprobs)
+        runs.append(Run(session.slot, start, tokens, sampler, logprobs, span=span))
         start = end
         if span is None:
             break

@@ -17,7 +17,7 @@ from umaserve.dialects.generate.request import (
 from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_key, with_model
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Cancel, Command, Feedback, Generate, Modify, Pause, Reattach, Replace, Resume
-from umaserve.outputs import FeedbackKept, ListedModel, Metrics, ModelInfo, Output, Spoken, Steered
+from umaserve.outputs import FeedbackKept, ListedModel, Metrics, ModelInfo, Output, PromptScores, Spoken, Steered
 from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, number, parse_json, string
 from umaserve.wire.websocket import CloseCode
 
@@ -117,7 +117,7 @@ class GenerateDialect:
             case FeedbackKept():
                 kept = "kept" if output.kept else "not kept: this server keeps no feedback"
                 return Reply(status("feedback", 100, kept))
-            case Metrics() | Spoken():
+            case Metrics() | Spoken() | PromptScores():
                 raise RuntimeError("output that this dialect never asks for")
             case _ if generation is None:
                 raise RuntimeError("output without a request")

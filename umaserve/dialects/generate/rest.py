@@ -13,7 +13,17 @@ from umaserve.dialects.http import HTTP_STATUS, JSON, ErrorReply, ErrorShape, ca
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate
-from umaserve.outputs import FeedbackKept, Finished, ListedModel, Metrics, ModelInfo, Output, Spoken, Steered
+from umaserve.outputs import (
+    FeedbackKept,
+    Finished,
+    ListedModel,
+    Metrics,
+    ModelInfo,
+    Output,
+    PromptScores,
+    Spoken,
+    Steered,
+)
 from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, parse_json
 
 _HTTP_FAULTS = {408: Fault.TIMED_OUT, 500: Fault.DECODE_FAILED}
@@ -69,7 +79,7 @@ class GenerateBody:
         if self._generation is None:
             raise RuntimeError("output without a request")
         match output:
-            case Steered() | FeedbackKept() | Metrics() | Spoken():
+            case Steered() | FeedbackKept() | Metrics() | Spoken() | PromptScores():
                 raise RuntimeError("output that a REST request never asks for")
             case Finished():
                 self._finished = output

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import base64
-import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from umaserve.dialects.dialect import FINISH_REASONS
+from umaserve.dialects.openai.text_scores import Arrays, TextScores, joined, listed, logprob, prompt_logprobs, text_of
 from umaserve.dialects.tool_calls import CallPiece, ToolCallParser
-from umaserve.outputs import FinishReason, Logprobs, Scored, Spoken, Token
+from umaserve.outputs import FinishReason, Logprobs, PromptScores, Scored, Spoken, Token
 from umaserve.wire.pcm import pcm16, wav
-
-MIN_LOGPROB = -9999.0
-"""OpenAI's value for "very unlikely"; JSON has no infinity."""
 
 _UNPADDED = 6
 """A multiple of this many bytes is whole 16-bit samples, and needs no base64 padding."""
@@ -30,6 +27,10 @@ class Part:
     """16-bit samples, or the next bytes of a compressed file."""
     calls: Sequence[CallPiece] = ()
     logprobs: Sequence[Logprobs] = ()
+    arrays: Arrays | None = None
+    """Log-probabilities of a text completion."""
+    prompt_logprobs: bytes = b""
+    """Items of vLLM's array."""
     finish_reason: str | None = None
 
 
@@ -149,52 +150,53 @@ class SpokenChoice:
 
 
 class TextChoice:
-    """Plain text that begins with ``echo``."""
+    """Plain text that begins with ``echo``, or with the prompt that ``scores`` tells of."""
 
-    def __init__(self, index: int, echo: str) -> None:
+    def __init__(
+        self, index: int, echo: str = "", scores: TextScores | None = None, prompt_logprobs: int | None = None
+    ) -> None:
+        """``prompt_logprobs``: the alternatives of vLLM's field of this name; ``None``: it is not wanted."""
         self._index = index
         self._echo = echo
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._offset = 0
+        self._scores = scores or TextScores(None)
+        self._prompt_logprobs = prompt_logprobs
+
+    def prompt(self, scores: PromptScores) -> Part:
+        text, arrays = self._scores.of_prompt(scores) if self._scores.in_prompt else ("", None)
+        items = b"" if self._prompt_logprobs is None else prompt_logprobs(scores, self._prompt_logprobs)
+        return Part(text, arrays=arrays, prompt_logprobs=items)
 
     def token(self, token: Token) -> Part:
-        return Part(token.text, logprobs=_scores(token))
+        text = self._scores.end_prompt() + token.text if self._scores.in_prompt else token.text
+        return Part(text, arrays=None if token.logprobs is None else self._scores.of_answer(token.logprobs))
 
     def finish(self, reason: FinishReason) -> Part:
-        return Part(finish_reason=FINISH_REASONS[reason])
+        text = self._scores.end_prompt() if self._scores.in_prompt else ""
+        return Part(text, finish_reason=FINISH_REASONS[reason])
 
     def chunks(self, part: Part) -> list[dict[str, Any]]:
         """The ``choices`` items for ``part`` in a stream."""
         echo, self._echo = self._echo, ""
-        if not (echo or part.text or part.logprobs or part.finish_reason):
+        if not (echo or part.text or part.arrays or part.finish_reason):
             return []
-        return [self._item(echo + part.text, part.logprobs, part.finish_reason)]
+        arrays = [] if part.arrays is None else [part.arrays]
+        return [self._item(echo + part.text, arrays, part.finish_reason)]
 
     def whole(self, parts: Sequence[Part]) -> dict[str, Any]:
         """The one ``choices`` item that says all ``parts``."""
         text = self._echo + "".join(part.text for part in parts)
-        return self._item(text, [scores for part in parts for scores in part.logprobs], parts[-1].finish_reason)
+        arrays = [part.arrays for part in parts if part.arrays is not None]
+        item = self._item(text, arrays, parts[-1].finish_reason)
+        if self._prompt_logprobs is not None:
+            item["prompt_logprobs"] = listed(part.prompt_logprobs for part in parts)
+        return item
 
-    def _item(self, text: str, logprobs: Sequence[Logprobs], finish_reason: str | None) -> dict[str, Any]:
+    def _item(self, text: str, arrays: Sequence[Arrays], finish_reason: str | None) -> dict[str, Any]:
         return {
             "text": text,
             "index": self._index,
-            "logprobs": self._logprobs(logprobs) if logprobs else None,
+            "logprobs": joined(arrays) if arrays else None,
             "finish_reason": finish_reason,
-        }
-
-    def _logprobs(self, logprobs: Sequence[Logprobs]) -> dict[str, Any]:
-        """Parallel arrays; as in OpenAI's API the chosen token is among its alternatives."""
-        offsets = []
-        for scores in logprobs:
-            offsets.append(self._offset)
-            # A character split over several tokens counts once, at the token that completes it.
-            self._offset += len(self._decoder.decode(scores.chosen.piece))
-        return {
-            "tokens": [_piece(scores.chosen) for scores in logprobs],
-            "token_logprobs": [_logprob(scores.chosen) for scores in logprobs],
-            "top_logprobs": [_alternatives(scores) for scores in logprobs],
-            "text_offset": offsets,
         }
 
 
@@ -246,20 +248,4 @@ def scored(scores: Logprobs) -> dict[str, Any]:
 
 def scored_token(scored: Scored) -> dict[str, Any]:
     """A token with its log-probability."""
-    return {"token": _piece(scored), "logprob": _logprob(scored), "bytes": list(scored.piece)}
-
-
-def _alternatives(scores: Logprobs) -> dict[str, float]:
-    alternatives: dict[str, float] = {}
-    for scored in (*scores.top, scores.chosen):
-        # Two tokens may have the same text; the likelier one comes first.
-        alternatives.setdefault(_piece(scored), _logprob(scored))
-    return alternatives
-
-
-def _piece(scored: Scored) -> str:
-    return scored.piece.decode(errors="replace")
-
-
-def _logprob(scored: Scored) -> float:
-    return scored.logprob if scored.logprob > MIN_LOGPROB else MIN_LOGPROB
+    return {"token": text_of(scored), "logprob": logprob(scored), "bytes": list(scored.piece)}

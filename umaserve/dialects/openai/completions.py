@@ -14,6 +14,7 @@ from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.openai.choices import ChatChoice, Part, SpokenChoice, TextChoice
 from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.openai.requests import CompletionRequest, chat_request, completion_request
+from umaserve.dialects.openai.text_scores import TextScores
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.timings import progress, timings
 from umaserve.dialects.tool_calls import parser_for, short_ids
@@ -25,6 +26,7 @@ from umaserve.outputs import (
     Output,
     Prefilled,
     Prefilling,
+    PromptScores,
     Spoken,
     Started,
     Token,
@@ -87,6 +89,8 @@ class _OpenAIBody:
                 return []
             case Token():
                 part = choice.token(output)
+            case PromptScores() if isinstance(choice, TextChoice):
+                part = choice.prompt(output)
             case Spoken() if isinstance(choice, SpokenChoice):
                 part = choice.spoken(output)
             case Prefilling():
@@ -225,5 +229,12 @@ class CompletionBody(_OpenAIBody):
     def receive(self, body: bytes) -> Sequence[Generate]:
         """The choices asked for, each a request of its own; raises ``RequestError``."""
         asked = completion_request(body, self._limits, self._new_id)
-        echoes = [str(request.prompt) if asked.echo else "" for request in asked.choices]
-        return self._take(asked, [TextChoice(index, echo) for index, echo in enumerate(echoes)])
+        return self._take(asked, [_text_choice(index, asked) for index in range(len(asked.choices))])
+
+
+def _text_choice(index: int, asked: CompletionRequest) -> TextChoice:
+    request = asked.choices[index]
+    text = request.prompt if asked.echo and isinstance(request.prompt, str) else None
+    if not asked.echo or request.logprobs is None:
+        return TextChoice(index, text or "", prompt_logprobs=asked.prompt_logprobs)
+    return TextChoice(index, scores=TextScores(request.logprobs, text), prompt_logprobs=asked.prompt_logprobs)

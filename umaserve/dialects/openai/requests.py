@@ -57,6 +57,8 @@ class CompletionRequest:
     echo: bool = False
     verbose: bool = False
     """Whether the prompt as the model got it is told, as llama-server does."""
+    prompt_logprobs: int | None = None
+    """Alternatives to tell of each token of the prompt, in vLLM's form."""
     audio: str | None = None
     """The format of a spoken answer; ``None``: text only."""
 
@@ -68,6 +70,8 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
     for legacy in ("functions", "function_call"):
         if fields.values.get(legacy) is not None:
             raise RequestError(Fault.BAD_REQUEST, legacy, "expected to be absent, use tools and tool_choice")
+    if fields.values.get("prompt_logprobs") is not None:
+        raise RequestError(Fault.BAD_REQUEST, "prompt_logprobs", "expected to be absent, use /v1/completions")
     offered, must_call, parallel_calls = chosen_tools(fields, tools(fields))
     response_format = _response_format(fields)
     # The format is that of answers in words.
@@ -144,16 +148,28 @@ def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> Compl
     if n * len(prompts) > MAX_GENERATIONS:
         raise out_of_range("n", f"at most {MAX_GENERATIONS // len(prompts)} for {len(prompts)} prompts", n)
     logprobs = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
+    prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_TOP_LOGPROBS)
     echo = fields.boolean("echo", False)
-    if echo and logprobs is not None:
-        raise RequestError(Fault.BAD_REQUEST, "echo", "expected false where logprobs are asked for, got true")
-    if echo and not all(isinstance(prompt, str) for prompt in prompts):
-        raise RequestError(Fault.BAD_REQUEST, "echo", "expected false where the prompt is token ids, got true")
-    wanted = _wanted_tokens(fields, DEFAULT_COMPLETION_TOKENS, "max_tokens", "n_predict", low=0)
-    max_tokens = within_cap(wanted, limits)
+    if echo and logprobs is None and not all(isinstance(prompt, str) for prompt in prompts):
+        problem = "expected false where the prompt is token ids and logprobs are not asked for, got true"
+        raise RequestError(Fault.BAD_REQUEST, "echo", problem)
+    max_tokens = _wanted_tokens(fields, DEFAULT_COMPLETION_TOKENS, "max_tokens", "n_predict", low=0)
     chosen, stop = _sampling(fields, _response_format(fields)), stops(fields)
-    requests = tuple(Generate(new_id, prompt, max_tokens, chosen, stop, logprobs) for prompt in prompts)
-    return _asked(fields, requests, echo=echo)
+    of_prompt = [wanted for wanted in (logprobs if echo else None, prompt_logprobs) if wanted is not None]
+    one = Generate(
+        id=new_id,
+        prompt="",
+        max_tokens=within_cap(max_tokens, limits),
+        sampling=chosen,
+        stop=stop,
+        logprobs=logprobs,
+        prompt_logprobs=max(of_prompt, default=None),
+    )
+    asked = _asked(fields, tuple(replace(one, prompt=prompt) for prompt in prompts), echo=echo)
+    if asked.stream and prompt_logprobs is not None:
+        problem = "expected to be absent in a stream, which gives the same by echo and logprobs"
+        raise RequestError(Fault.BAD_REQUEST, "prompt_logprobs", problem)
+    return replace(asked, prompt_logprobs=prompt_logprobs)
 
 
 def inputs(

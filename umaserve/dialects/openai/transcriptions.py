@@ -11,8 +11,9 @@ import orjson
 
 from umaserve.dialects import sse
 from umaserve.dialects.http import JSON, ErrorReply, cap_headers
-from umaserve.dialects.openai.choices import MIN_LOGPROB, scored_token
+from umaserve.dialects.openai.choices import scored_token
 from umaserve.dialects.openai.errors import error_body
+from umaserve.dialects.openai.text_scores import MIN_LOGPROB
 from umaserve.dialects.parameters import RequestLimits, model_name
 from umaserve.dialects.transcription import check_end, transcription
 from umaserve.errors import Fault, RequestError
