@@ -348,6 +348,28 @@ def test_log_probabilities_of_a_completion(client: openai.OpenAI):
         assert len(top) == 2
 
 
+def test_a_prompt_has_the_log_probabilities_that_it_had_as_an_answer(client: openai.OpenAI, daemon: Daemon):
+    answer = complete(client, logprobs=1).choices[0]
+    whole = FAR_FROM_A_TIE + answer.text
+    ids = httpx.post(f"http://{daemon.http}/tokenize", json={"content": whole}).json()["tokens"]
+    vllms = {"prompt_logprobs": 1}
+    for prompt in (whole, ids):
+        echoed = complete(client, prompt, echo=True, logprobs=1, max_tokens=0, n=2, extra_body=vllms)
+        assert echoed.choices[0].logprobs.tokens == echoed.choices[1].logprobs.tokens
+        choice, usage = echoed.choices[0], echoed.usage
+        scores = choice.logprobs
+        assert (choice.text, choice.finish_reason, "".join(scores.tokens)) == (whole, "length", whole)
+        assert (len(scores.tokens), usage.prompt_tokens, usage.completion_tokens) == (len(ids), len(ids), 0)
+        assert (scores.token_logprobs[0], scores.top_logprobs[0], choice.prompt_logprobs[0]) == (None, None, None)
+        answered = len(answer.logprobs.tokens)
+        assert scores.tokens[-answered:] == answer.logprobs.tokens
+        assert scores.token_logprobs[-answered:] == pytest.approx(answer.logprobs.token_logprobs, abs=0.15)
+        told = [one[str(token)]["logprob"] for one, token in zip(choice.prompt_logprobs[1:], ids[1:], strict=True)]
+        assert told == scores.token_logprobs[1:]
+    parts = [part.choices[0] for part in complete(client, whole, echo=True, logprobs=1, max_tokens=1, stream=True)]
+    assert [token for part in parts if part.logprobs for token in part.logprobs.tokens][: len(ids)] == scores.tokens
+
+
 # -- embeddings --------------------------------------------------------------------------------------------------
 
 
