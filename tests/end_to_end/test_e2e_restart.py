@@ -108,6 +108,25 @@ def test_who_waits_for_the_model_when_the_end_comes_gets_it_yet(manager: Service
     assert manager.daemon.ask("Once", max_tokens=2)[-1]["event"] == "eos"
 
 
+def test_who_waits_for_a_slot_when_the_drain_timeout_is_over_is_answered_yet(tmp_path: Path):
+    manager = ServiceManager(tmp_path, "--drain-timeout", "5", "--parallel", "1", "--no-speculation")
+    try:
+        manager.daemon.wait_until_ready()
+        with contextlib.ExitStack() as stack:
+            stream, *waiting = [stack.enter_context(Wire(manager.path)) for _ in range(4)]
+            stream.send({"id": "s", "prompt": "Once", "max_tokens": 8000, "ignore_eos": True})
+            stream.receive_until("token")
+            for wire in waiting:
+                wire.send({"id": "w", "prompt": "Once", "max_tokens": 2, "ignore_eos": True})
+            manager.daemon.wait_for(lambda metrics: metrics["waiting_sessions"] == len(waiting))
+            manager.restart()
+            assert [wire.receive_until("eos", "error").get("reason") for wire in waiting] == ["length"] * 3
+        # It can only end as it should once it is up.
+        manager.daemon.wait_until_ready()
+    finally:
+        manager.close()
+
+
 def test_streams_that_outlast_the_drain_timeout_go_on_at_the_next_daemon(tmp_path: Path):
     left = tmp_path / "left"
     manager = ServiceManager(tmp_path, "--drain-timeout", "0", "--resume-file", str(left))

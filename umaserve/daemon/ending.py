@@ -49,7 +49,7 @@ class Ending:
             self._handed_over = self._entrances.hand_over()
             # Where the next daemon won't see them, those who wait for the model may have it yet.
             grace_s = config.drain_timeout if self._handed_over and self._entrances.clients else 0.0
-        systemd.notify_stopping(grace_s + config.drain_timeout + FAREWELL_S + JOIN_S)
+        systemd.notify_stopping(grace_s + 2 * config.drain_timeout + FAREWELL_S + JOIN_S)
         self._links.drain()
         if grace_s:
             log.info("serving before the end", extra={"fields": {"grace_s": grace_s}})
@@ -67,7 +67,7 @@ class Ending:
         if self._models.default.info is None:
             self._refuse_more(of_loaded=True)
             return
-        self._loop.call_later(self._config.drain_timeout, self._end_drain)
+        self._loop.call_later(self._config.drain_timeout, self._end_begun if self._handed_over else self._end_drain)
         if self._handed_over:
             # Whoever has connected is ours alone: the next daemon won't see it.
             until = self._loop.now() + MAX_HANDOVER_S
@@ -88,6 +88,14 @@ class Ending:
         self._services.sessions.drain()
         self._services.detached.leave_all()
         self._models.refuse_waiting(of_loaded=of_loaded)
+
+    def _end_begun(self) -> None:
+        """The drain timeout is over. Whoever has no token yet was kept waiting by the others, and gets the same time
+        once more."""
+        self._services.detached.restart_all()
+        self._refuse_more(of_loaded=False)
+        self._models.fail_begun()
+        self._loop.call_later(self._config.drain_timeout, self._end_drain)
 
     def _end_drain(self) -> None:
         """The drain timeout is over, also for a decode that does not return."""

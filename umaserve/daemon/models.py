@@ -335,6 +335,10 @@ class Models:
             if of_loaded or host.state is not State.LOADED:
                 host.refuse_waiting()
 
+    def fail_begun(self) -> None:
+        for one in self._loaded:
+            one.scheduler.fail_begun()
+
     def fail_running(self) -> None:
         for one in self._loaded:
             one.scheduler.fail_running()

@@ -178,6 +178,12 @@ class Scheduler:
             if session.started_at is None:
                 self._sessions.fail(session, shutting_down())
 
+    def fail_begun(self) -> None:
+        """Fail the requests that have a token: the time to drain is over for them."""
+        for session in list(self._sessions.running()):
+            if session.generated:
+                self._sessions.fail(session, shutting_down())
+
     def fail_running(self) -> None:
         """Fail all running requests: the time to drain is over."""
         for session in list(self._sessions.running()):
