@@ -426,6 +426,7 @@ EXTENSIONS_REFUSED = [
         ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"functions": []}, "functions"),
         ({"function_call": "auto"}, "function_call"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": True}, "stream_options"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
