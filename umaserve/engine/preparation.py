@@ -95,7 +95,7 @@ class Preparation:
         tokens = prompt.tokens
         max_tokens = self._max_tokens(request.max_tokens, len(tokens))
         if not tokens:
-            if request.prompt != "":
+            if request.prompt != "" or request.prompt_logprobs is not None:
                 raise RequestError(Fault.BAD_REQUEST, "prompt", "expected at least one token, got none")
             # Without a start token there is nothing to go on from: the answer is empty, as in llama-server.
             max_tokens = 0
