@@ -556,6 +556,7 @@ def test_tables_name_every_field_of_the_messages() -> None:
     of_other_dialects |= {
         "wants_progress",
         "wants_prompt",
+        "prompt_logprobs",
         "text_bias",
         "scores_after",
         "penalty_window",

@@ -84,8 +84,9 @@ def runs(request: Prepared, slot: int, start: int = 0, most: int = 10**6) -> Ite
         for at in range(begin, end, step):
             if at >= start:
                 until = min(at + step, end)
-                sampler = request.sampler if until == len(request.tokens) else None
-                yield Run(slot, at, request.tokens[at:until], sampler, request.logprobs, span=span)
+                last = until == len(request.tokens)
+                sampler, logprobs = (request.sampler, request.logprobs) if last else (None, None)
+                yield Run(slot, at, request.tokens[at:until], sampler, logprobs, span=span)
 
 
 def answer(engine: LlamaEngine, request: Prepared, slot: int = 0, start: int = 0, most: int = 10**6) -> list[int]:

@@ -312,13 +312,13 @@ def test_who_stands_behind_the_media_of_another_is_told_so() -> None:
     second = world.arrive(turns("", "a dog", "?"), OTHER, max_tokens=3)
     world.scheduler.pump()
     world.clock.now += PATIENCE_S
-    assert told(world) == [[], [1]], "the first one's picture is being decoded"
+    assert told(world) == [[], [2]], "the first one's picture is being decoded"
     while second.session.prepared is None:
         world.preparing.step()
         world.scheduler.pump()
-        assert told(world) == [[], [1]], "its own picture is being decoded"
+        assert told(world) == [[], [2]], "its own picture is being decoded"
     world.clock.now += PATIENCE_S
-    assert told(world) == [[], [1, 1]], "the first one's picture is being encoded"
+    assert told(world) == [[], [2, 2]], "the first one's picture is being encoded"
     finish(world)
 
 

@@ -50,8 +50,8 @@ def with_counted(schema: Schema) -> Schema:
         or not all(type(bound) is int for bound in bounds.values())
         or schema.get("additionalProperties") is not False
         or schema.get("patternProperties")
-        # llguidance has these two.
-        or (not given and bounds in ({"minProperties": 1}, {"maxProperties": 1}))
+        # llguidance has these two, where no other rule is about the properties.
+        or (not given and "allOf" not in schema and bounds in ({"minProperties": 1}, {"maxProperties": 1}))
     ):
         return schema
     optional = [name for name in names if name not in given]
