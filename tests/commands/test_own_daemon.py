@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -80,4 +81,4 @@ def test_the_program_is_named_as_any_terminal_finds_it(tmp_path: Path, monkeypat
     assert as_typed({}) == "umaserve"
     assert as_typed({"VIRTUAL_ENV": str(tmp_path)}) == str(program)
     monkeypatch.setattr("sys.argv", [str(tmp_path / "__main__.py")])
-    assert as_typed({}) == f"{sys.executable} -m umaserve"
+    assert as_typed({}) == f"{shlex.quote(sys.executable)} -m umaserve"

@@ -16,6 +16,7 @@ from daemon import Daemon, Wire
 from frames import uds_frame
 
 from umaserve.serving.speculation import MAX_DRAFT_TOKENS
+from umaserve.system.descriptors import OWN_DESCRIPTORS
 
 LONG = {"max_tokens": 500, "ignore_eos": True}
 SMALL_BUFFERS = ("--tx-high-water", "1KiB", "--max-tokens", "2000", "--n-ctx", "4096")
@@ -125,7 +126,7 @@ def test_more_sessions_than_the_limit(own_daemon):
 
 
 def test_out_of_descriptors_accepting_pauses_and_comes_back(own_daemon):
-    limit = 40
+    limit = OWN_DESCRIPTORS
     daemon = own_daemon(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)))
     cpu = _cpu_seconds(daemon)
     wires = [daemon.connect() for _ in range(limit + 10)]

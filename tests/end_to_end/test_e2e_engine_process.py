@@ -178,7 +178,7 @@ from umaserve import cli
 from umaserve.remote.channel import Channel, Kind
 from umaserve.remote.process import EngineProcess
 
-lives = itertools.chain([30], range(1, 21), itertools.repeat(10**9))
+lives = itertools.chain([30], range(14, 34), itertools.repeat(10**9))
 begin, send = EngineProcess.__init__, Channel.send
 
 def faulty_begin(self, *arguments):

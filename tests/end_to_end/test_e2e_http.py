@@ -440,8 +440,11 @@ def test_while_the_model_loads_what_needs_it_says_when_to_come_back(own_daemon):
     daemon = own_daemon("--http", "127.0.0.1:0", wait=False)
     daemon.wait_for_socket()
     assert daemon.metrics()["state"] == "loading"
-    pages = ["/v1/models", "/v1/models/anything", "/props"]
+    pages = ["/props", "/lora-adapters"]
     with Http(daemon.http) as http:
+        (model,) = http.ask("GET", "/v1/models").json["data"]
+        assert model["status"]["value"] == "loading"
+        assert http.ask("GET", "/v1/models/anything").status == 404
         http.send(b"".join(encode("GET", path) for path in (*pages, "/health")))
         for response in [http.receive() for _ in pages]:
             assert (response.status, response.headers["retry-after"]) == (503, "1")

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -130,7 +131,7 @@ def test_what_to_type_next_is_told_and_works(own_daemon):
     told = daemon.logs.partition(" ready ")[2].splitlines()[1:]
     assert told[0] == "Now type in another terminal:"
     ask, metrics, curl = (line.strip() for line in told[1:4])
-    assert ask == f'{sys.executable} -m umaserve ask --socket {daemon.path} "Why is the sky blue?"'
+    assert ask == f'{shlex.quote(sys.executable)} -m umaserve ask --socket {daemon.path} "Why is the sky blue?"'
     assert curl == f"curl http://{daemon.http}/v1/models"
     assert told[4] == f"or open http://{daemon.http} in a browser. Ctrl-C ends the daemon."
     shown = subprocess.run(metrics, shell=True, capture_output=True, text=True, timeout=60, check=True)

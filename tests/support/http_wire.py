@@ -97,7 +97,11 @@ class Http:
         headers: dict[str, str] = {}
         while (field := self.file.readline()) != b"\r\n":
             name, _, value = field.decode("latin-1").partition(":")
-            assert name.lower() not in headers, f"{name} twice"
+            if name.lower() == "vary" and "vary" in headers:
+                # A list, which may come in parts (RFC 9110, section 5.3).
+                value = f"{headers['vary']}, {value.strip()}"
+            else:
+                assert name.lower() not in headers, f"{name} twice"
             headers[name.lower()] = value.strip()
         if to_head or status in (100, 101, 204):
             body = b""

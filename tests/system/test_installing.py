@@ -29,7 +29,7 @@ case "$*" in
 --version) echo Python 3.10.1 ;;
 -m\\ venv*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
 *\\ --dry-run\\ *) test -e has-wheel ;;
-*test_needs.py*) exec {sys.executable} "$@" ;;
+*test_needs.py*) exec "{sys.executable}" "$@" ;;
 *llama-cpp-python*version*) echo 1 ;;
 *\\ download\\ *) exit 1 ;;
 esac
