@@ -279,14 +279,18 @@ def test_a_model_that_cannot_embed_and_a_path_and_a_model_that_are_not_there(htt
 # -- requests ----------------------------------------------------------------------------------------------------
 
 
-def refusal(http: httpx.Client, path: str, body: dict, where: tuple[str, ...], value: Any) -> str:
-    """The words, after the field's name, in which ``body`` with ``value`` at ``where`` is refused; none if it isn't."""
+def with_value(body: dict, where: tuple[str, ...], value: Any) -> dict:
     body = copy.deepcopy(body)
     inner = body
     for name in where[:-1]:
         inner = inner.setdefault(name, {})
     inner[where[-1]] = value
-    response = http.post(path, json=body)
+    return body
+
+
+def refusal(http: httpx.Client, path: str, body: dict, where: tuple[str, ...], value: Any) -> str:
+    """The words, after the field's name, in which ``body`` with ``value`` at ``where`` is refused; none if it isn't."""
+    response = http.post(path, json=with_value(body, where, value))
     check_response(response, POSTS[path])
     if response.status_code != 400:
         return ""
@@ -518,12 +522,7 @@ def test_no_number_is_too_large_to_be_refused(http: httpx.Client, path: str):
     failed = []
     for where, _described in fields(request_schema(POSTS[path])):
         for value in (1e308, -1e308, 2**64, -(2**63) - 1):
-            asked = copy.deepcopy(body)
-            inner = asked
-            for name in where[:-1]:
-                inner = inner.setdefault(name, {})
-            inner[where[-1]] = value
-            response = http.post(path, json=asked)
+            response = http.post(path, json=with_value(body, where, value))
             if response.status_code not in (200, 400, 404, 501):
                 failed.append((where, value, response.status_code))
     assert failed == []

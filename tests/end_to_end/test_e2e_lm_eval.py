@@ -16,7 +16,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from bare_loop import BareLoop
+from bare_loop import BareLoop, of_default_model
 from daemon import Daemon
 
 from umaserve.settings.model_files import default_model
@@ -77,11 +77,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def loop() -> Iterator[BareLoop]:
-    path = default_model()
-    assert path is not None
-    made = BareLoop(path, 2048)
-    yield made
-    made.close()
+    yield from of_default_model(2048)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bare_loop import BareLoop
+from bare_loop import BareLoop, of_default_model
 from engine_world import Answer, EngineWorld
 from tiny_models import tiny_model
 
@@ -17,7 +17,6 @@ from umaserve.messages import Priority
 from umaserve.outputs import FinishReason, Logprobs, PromptScores
 from umaserve.serving import prompt_scoring
 from umaserve.serving.ticks import Scoring
-from umaserve.settings.model_files import default_model
 
 TEXT = (
     "The harbour was quiet in the morning, and only the old ferry moved between the islands. Its captain knew each "
@@ -38,11 +37,7 @@ def world() -> Iterator[EngineWorld]:
 
 @pytest.fixture(scope="module")
 def loop() -> Iterator[BareLoop]:
-    path = default_model()
-    assert path is not None
-    made = BareLoop(path, 2048)
-    yield made
-    made.close()
+    yield from of_default_model(2048)
 
 
 def scores(answer: Answer) -> list[Logprobs]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import llama_cpp
 import numpy as np
+
+from umaserve.settings.model_files import default_model
 
 
 class BareLoop:
@@ -43,3 +45,12 @@ class BareLoop:
     def close(self) -> None:
         llama_cpp.llama_free(self._context)
         llama_cpp.llama_model_free(self._model)
+
+
+def of_default_model(n_ctx: int) -> Iterator[BareLoop]:
+    """What a fixture yields: the loop of the default model."""
+    path = default_model()
+    assert path is not None
+    loop = BareLoop(path, n_ctx)
+    yield loop
+    loop.close()
