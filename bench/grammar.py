@@ -17,7 +17,8 @@ from bench.report import load_average, machine, number, progress, table
 from umaserve.engine.engine import LlamaEngine, load
 from umaserve.errors import ConfigError, ModelError
 from umaserve.messages import Generate, Grammar, Sampling, Syntax, TokenIds
-from umaserve.serving.ticks import Prepared, Release, Run, Tick
+from umaserve.serving.kv_operations import Release
+from umaserve.serving.ticks import Prepared, Run, Tick
 from umaserve.settings.daemon import SETTINGS
 from umaserve.system.memory import resident_bytes
 

@@ -14,7 +14,8 @@ from bench import random_model
 from bench.random_model import HEAD_SIZES, Shape, parse_size, shape_of
 from umaserve.engine.engine import load
 from umaserve.messages import ChatTurn, Generate
-from umaserve.serving.ticks import Outcome, Release, Run, Tick
+from umaserve.serving.kv_operations import Release
+from umaserve.serving.ticks import Outcome, Run, Tick
 from umaserve.settings.daemon import Config
 
 SMALL = 10_000_000

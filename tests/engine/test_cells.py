@@ -23,10 +23,11 @@ from umaserve.engine.batch import Batch
 from umaserve.engine.cells import MARGIN, Cells, saved_bytes
 from umaserve.engine.model import Model, find
 from umaserve.serving.caller import Caller
+from umaserve.serving.kv_operations import Copy, Divide, KVOperation, Load, Move, Release, Save
 from umaserve.serving.prefix_cache import MIN_REUSED
 from umaserve.serving.session import Session
 from umaserve.serving.slots import Room, Slots
-from umaserve.serving.ticks import Capacity, Copy, Divide, KVOperation, Load, Move, Release, Run, Save
+from umaserve.serving.ticks import Capacity, Run
 from umaserve.settings.daemon import Config
 
 N_CTX = 256

@@ -27,7 +27,8 @@ from umaserve.messages import ChatTurn, Generate, Grammar, MixedText, Sampling, 
 from umaserve.outputs import Logprobs
 from umaserve.queries import Detokenize, Detokenized, Embed, Tokenize, Tokenized
 from umaserve.serving.answer_text import text_of
-from umaserve.serving.ticks import Divide, Outcome, Prepared, Release, Run, Tick
+from umaserve.serving.kv_operations import Divide, Release
+from umaserve.serving.ticks import Outcome, Prepared, Run, Tick
 from umaserve.settings.daemon import Config
 
 STORY = "Once upon a time, in a small village by the sea,"

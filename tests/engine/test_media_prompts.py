@@ -23,7 +23,8 @@ from umaserve.engine.projector import MediaChunk
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Attachment, Audio, ChatTurn, Generate, Image, Media, Sound, Video
 from umaserve.queries import Detokenize
-from umaserve.serving.ticks import Copy, Load, Outcome, Prepared, Release, Run, Save, Tick, without_parts
+from umaserve.serving.kv_operations import Copy, Load, Release, Save
+from umaserve.serving.ticks import Outcome, Prepared, Run, Tick, without_parts
 from umaserve.settings.daemon import Config
 
 CONFIG = Config(n_ctx=2048, threads=1, parallel=4, host_cache_bytes=64 << 20, weights="as-is")

@@ -12,7 +12,8 @@ from work_counter import CallCounter, mean
 from umaserve.engine.engine import LlamaEngine, load
 from umaserve.messages import Generate, Sampling
 from umaserve.remote.server import Server
-from umaserve.serving.ticks import Release, Run, Tick
+from umaserve.serving.kv_operations import Release
+from umaserve.serving.ticks import Run, Tick
 from umaserve.settings.daemon import Config
 
 TICKS = 24

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from umaserve.messages import Priority
 from umaserve.serving.burst import BURST_S, WIDE_ROWS
 from umaserve.serving.cost_model import Cost, CostModel, MovingCost
+from umaserve.serving.kv_operations import Copy, Divide, Load, Release, Save
 from umaserve.serving.policy import (
     HEADROOM,
     IDLE_TICK_S,
@@ -26,7 +27,7 @@ from umaserve.serving.policy import (
     plan,
 )
 from umaserve.serving.snapshot import AGING_S, Elsewhere, Held, Plan, Prompt, Snapshot, Stream
-from umaserve.serving.ticks import Capacity, Copy, Divide, Load, Release, Save, SavedBytes
+from umaserve.serving.ticks import Capacity, SavedBytes
 
 NOW = 1000.0
 COST = Cost(0.002, 0.004, 0.003, 0.0005)

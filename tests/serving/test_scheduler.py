@@ -26,6 +26,7 @@ from umaserve.messages import ChatTurn, Grammar, Pause, Priority, Resume, Sampli
 from umaserve.outputs import Finished, FinishReason, Placed, Prefilled, Prefilling, Started, Steered, Waiting
 from umaserve.serving import planning
 from umaserve.serving.caller import Caller
+from umaserve.serving.kv_operations import Copy, Divide, Load, Release, Save
 from umaserve.serving.policy import MAX_SHARE
 from umaserve.serving.prefix_cache import MIN_REUSED
 from umaserve.serving.scheduler import PATIENCE_S
@@ -33,7 +34,7 @@ from umaserve.serving.session import Hold
 from umaserve.serving.snapshot import AGING_S
 from umaserve.serving.states import State
 from umaserve.serving.steering import CHANGED_PER_TICK
-from umaserve.serving.ticks import Copy, Divide, Listing, Load, Outcome, Release, Save, Tick, TickResult
+from umaserve.serving.ticks import Listing, Outcome, Tick, TickResult
 from umaserve.serving.turns import REMEMBERED
 
 LONG = "a prompt that needs more than one tick, since a batch is shorter than it is"

@@ -13,10 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from standin import SAVED_BYTES, StandInMemory
 
 from umaserve.serving.caller import Caller
+from umaserve.serving.kv_operations import Copy, Load, Release, Save, Shed
 from umaserve.serving.prefix_cache import MIN_REUSED
 from umaserve.serving.session import Session
 from umaserve.serving.slots import Room, Slots
-from umaserve.serving.ticks import Capacity, Copy, Load, Release, Save, SavedBytes, Shed
+from umaserve.serving.ticks import Capacity, SavedBytes
 
 TOKEN = st.integers(0, 1)
 OWNERS = st.sampled_from(["one", "two"])

@@ -11,11 +11,12 @@ from standin import StandInEngine, SteppedWorker
 
 from umaserve.messages import Generate, Pause
 from umaserve.serving.cost_model import Cost
+from umaserve.serving.kv_operations import Divide
 from umaserve.serving.neighbours import Neighbours
 from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import SessionManager
 from umaserve.serving.targets import Targets
-from umaserve.serving.ticks import Divide, Tick, TickResult
+from umaserve.serving.ticks import Tick, TickResult
 
 TARGET_S = 0.1
 DIVIDE_S = 0.15

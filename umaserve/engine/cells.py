@@ -12,7 +12,8 @@ from umaserve.engine.batch import Batch
 from umaserve.engine.host_memory import HostMemory, Scratch
 from umaserve.engine.model import CELLS_ROUNDED_TO, Model
 from umaserve.engine.positions import Positions
-from umaserve.serving.ticks import Copy, Divide, KVOperation, Load, Move, Release, Run, Save, SavedBytes, Shed
+from umaserve.serving.kv_operations import Copy, Divide, KVOperation, Load, Move, Release, Save, Shed
+from umaserve.serving.ticks import Run, SavedBytes
 
 _HEAD = struct.Struct("<II")
 """What llama.cpp begins the state of a sequence with: a magic number and its version."""

@@ -38,20 +38,8 @@ from umaserve.messages import Generate
 from umaserve.outputs import Logprobs
 from umaserve.queries import Answer, Embed, Embedded, Query
 from umaserve.serving.decodes import decodes
-from umaserve.serving.ticks import (
-    Chunk,
-    Divide,
-    Listing,
-    Move,
-    Outcome,
-    Prepared,
-    Release,
-    Run,
-    SavedBytes,
-    Tick,
-    TickResult,
-    YieldPoint,
-)
+from umaserve.serving.kv_operations import Divide, Move, Release
+from umaserve.serving.ticks import Chunk, Listing, Outcome, Prepared, Run, SavedBytes, Tick, TickResult, YieldPoint
 from umaserve.settings.daemon import Config
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from umaserve.serving.ticks import Copy, Divide, KVOperation, Load, Move, Release, Save, Shed
+from umaserve.serving.kv_operations import Copy, Divide, KVOperation, Load, Move, Release, Save, Shed
 
 Gaps = tuple[tuple[int, int], ...]
 """For each gap: the index of the first token after it, and the number of positions skipped there."""

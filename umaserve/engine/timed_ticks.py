@@ -17,7 +17,8 @@ from umaserve.engine.engine import LlamaEngine, load
 from umaserve.engine.speeds import REFUSED, Speeds
 from umaserve.errors import ConfigError, ModelError, RequestError
 from umaserve.messages import Generate, TokenIds
-from umaserve.serving.ticks import Copy, Divide, KVOperation, Outcome, Release, Run, Tick
+from umaserve.serving.kv_operations import Copy, Divide, KVOperation, Release
+from umaserve.serving.ticks import Outcome, Run, Tick
 from umaserve.settings.daemon import SETTINGS
 from umaserve.system import program
 from umaserve.system.cores import CoreCounter

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from umaserve.serving.ticks import Capacity, Copy, Divide, KVOperation, Load, Save
+from umaserve.serving.kv_operations import Copy, Divide, KVOperation, Load, Save
+from umaserve.serving.ticks import Capacity
 
 FORGETTING = 0.98
 """Factor on the weight of a tick for each later one: about the last 50 count."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from umaserve.metrics import ServingMetrics
 from umaserve.serving.cost_model import Cost, MovingCost
 from umaserve.serving.division import Division
+from umaserve.serving.kv_operations import Copy, Divide, Load, Move
 from umaserve.serving.neighbours import Neighbours, seen_elsewhere
 from umaserve.serving.policy import may_start, plan
 from umaserve.serving.promises import Promises
@@ -20,14 +21,7 @@ from umaserve.serving.snapshot import Elsewhere, Held, Plan, Prompt, Snapshot, S
 from umaserve.serving.speculation import MAX_DRAFT_TOKENS
 from umaserve.serving.states import RUNNING, State
 from umaserve.serving.targets import Targets
-from umaserve.serving.ticks import (
-    Adapters,
-    Capacity,
-    Copy,
-    Divide,
-    Load,
-    Move,
-)
+from umaserve.serving.ticks import Adapters, Capacity
 from umaserve.serving.waiting import Why
 from umaserve.serving.work import Work, make_work, moving, next_work, sequence
 

@@ -9,20 +9,10 @@ from umaserve.serving.cache_miss import Difference, difference
 from umaserve.serving.coming import Coming
 from umaserve.serving.division import SHARED
 from umaserve.serving.host_cache import HostCache, Place
+from umaserve.serving.kv_operations import Copy, Divide, KVOperation, Load, Move, Release, Save, Shed
 from umaserve.serving.prefix_cache import MIN_REUSED, Match, PrefixCache
 from umaserve.serving.session import Session
-from umaserve.serving.ticks import (
-    Capacity,
-    Copy,
-    Divide,
-    KVOperation,
-    Load,
-    Move,
-    Release,
-    Save,
-    Shed,
-    without_parts,
-)
+from umaserve.serving.ticks import Capacity, without_parts
 
 
 class Room(NamedTuple):

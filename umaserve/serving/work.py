@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from umaserve.serving.decodes import decodes
+from umaserve.serving.kv_operations import Divide, KVOperation
 from umaserve.serving.session import Session
 from umaserve.serving.snapshot import Plan, Snapshot
-from umaserve.serving.ticks import Divide, Draft, KVOperation, Prepared, Run, Scoring, Span, Tick
+from umaserve.serving.ticks import Draft, Prepared, Run, Scoring, Span, Tick
 
 TO_COME = (-1,)
 """The tokens of a run whose only token is sampled by the tick before."""
