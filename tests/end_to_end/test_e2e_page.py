@@ -59,7 +59,7 @@ def test_a_conversation(browser: Browser, daemon: Daemon):
         assert words in figures
     # It is there again when the page is opened again.
     browser.driver.refresh()
-    browser.wait(lambda: browser.one(".conversations .open")).click()
+    browser.click(".conversations .open")
     browser.wait(lambda: len(browser.all(".answer")) == 2)
     assert browser.text(".turn.user .text") == "What is the Moon?"
 
@@ -340,7 +340,7 @@ def test_what_can_not_be_loaded_is_loaded_when_the_server_is_back(browser: Brows
     browser.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
     browser.wait(lambda: browser.one(".compare") and browser.text(".problem") == "")
     browser.js("location.hash = '#chat'")
-    browser.wait(lambda: browser.one(".conversations .open")).click()
+    browser.click(".conversations .open")
     browser.press("Answer again")
     browser.wait(lambda: browser.text(".branch") == "2 / 2" and browser.text(".answer .markdown"))
     browser.wait_for_end()
@@ -488,7 +488,7 @@ def test_what_is_seldom_used_of_an_answer_is_in_its_menu(browser: Browser, daemo
     browser.start(daemon.http, max_tokens=3, ignore_eos=True)
     browser.say("What is the Moon?")
     browser.wait_for_end()
-    browser.wait(lambda: browser.one(".answer [aria-label=More]")).click()
+    browser.click(".answer [aria-label=More]")
     browser.wait(lambda: browser.driver.switch_to.active_element.text == "Continue this answer")
     assert browser.violations() == []
     browser.driver.switch_to.active_element.send_keys(Keys.ESCAPE)

@@ -114,14 +114,21 @@ class Browser:
             return shown;
         """
 
-        def pressed() -> bool:
-            button = self.js(script, name)
-            if button is not None:
-                button.click()
-            return button is not None
+        self._click(lambda: self.js(script, name))
+
+    def click(self, selector: str) -> None:
+        """Click the first element once it is there."""
+        self._click(lambda: self.one(selector))
+
+    def _click(self, find: Callable[[], Any]) -> None:
+        def clicked() -> bool:
+            element = find()
+            if element is not None:
+                element.click()
+            return element is not None
 
         # It may be drawn anew before the click.
-        WebDriverWait(self.driver, WAIT_S, 0.05, [StaleElementReferenceException]).until(lambda _: pressed())
+        WebDriverWait(self.driver, WAIT_S, 0.05, [StaleElementReferenceException]).until(lambda _: clicked())
 
     def say(self, text: str) -> None:
         """Write a message and send it."""

@@ -176,7 +176,10 @@ class CountedDaemon:
     def _await_gate(self, clients: list[Client]) -> None:
         """Until a tick waits for this program, and all tokens before it are with their clients."""
         self._engine.gated = True
-        self._engine.begun.acquire()
+        # A tick may have ended before the gate closed: the next one begins only when the loop has seen its end.
+        while not self._engine.begun.acquire(timeout=0.01):
+            self._server._loop.call_soon(lambda: None)
+            self._turn()
         for _ in range(3):
             self._server._loop.call_soon(lambda: None)
             self._turn()
