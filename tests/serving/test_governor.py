@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from umaserve.serving.cost_model import Cost
-from umaserve.serving.governor import BLIND_FACTOR, MAX_PATIENCE_S, ThreadGovernor
+from umaserve.serving.governor import BLIND_FACTOR, MAX_PATIENCE_S, SETTLED_S, ThreadGovernor
 from umaserve.system.cores import CoreUse
 
 
@@ -92,6 +92,14 @@ def test_a_box_that_is_busy_from_the_start_is_noticed() -> None:
     box = Box()
     box.taken = 1
     box.run(8)
+    assert box.governor.threads == 1
+
+
+def test_the_kernel_s_word_is_enough_for_a_first_trial() -> None:
+    box = Box()
+    box.run(0.5)
+    box.taken = 1
+    box.run(SETTLED_S / 4)
     assert box.governor.threads == 1
 
 

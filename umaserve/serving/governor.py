@@ -5,8 +5,9 @@ program thus delays all others: with one of two cores taken, two threads have a 
 tick (the reference) is learned with all threads. The slowness of recent ticks, their duration divided by the
 reference, is known for each number of threads. The rules, and why:
 
-1. One thread fewer is first tried after ``SETTLED_S``, if the slowness exceeds ``SLOWED`` or the kernel does not report
-   that other programs leave this process its cores: only a comparison shows whether the box was busy from the start.
+1. One thread fewer is first tried as soon as the kernel reports that another program uses a core; or after
+   ``SETTLED_S``, if the slowness exceeds ``SLOWED`` or the kernel reports nothing: only a comparison shows whether the
+   box was busy from the start.
 2. One fewer is used if its slowness is less than ``MARGIN`` times the present one. The slowness is the median of the
    last ``LATE_TICKS``, since a few delayed ticks prove nothing; or that of the last two if both exceed ``HOPELESS``,
    since five such ticks of many streams take seconds.
@@ -34,7 +35,7 @@ LIKE_ENOUGH = 1.5
 """The cost model does not learn from ticks slower than this: something else delayed them."""
 SETTLED_TICKS = 16
 SETTLED_S = 5.0
-"""Seconds of computing before one thread fewer is first tried."""
+"""Seconds of computing before one thread fewer is first tried without a word of the kernel."""
 SOLVED_EVERY = 16
 """Ticks after which a solution of the cost model becomes the reference."""
 PATIENCE_S, MAX_PATIENCE_S = 0.5, 30.0
@@ -111,7 +112,7 @@ class ThreadGovernor:
         elif len(self._late[n]) < LATE_TICKS:
             return
         elif n > 1 and not self._late[n - 1]:
-            if self._computed_s >= SETTLED_S and (self._slowness(n) > SLOWED or not self._undisturbed()):
+            if self._may_be_disturbed(n):
                 self._try(n - 1)
         elif n > 1 and self._slowness(n - 1) < MARGIN * self._slowness(n):
             self._use(n - 1, "another program has a core", now)
@@ -148,9 +149,11 @@ class ThreadGovernor:
         self._settled_at = now
         self._core_use()  # Starts a new period: what was idle before does not count.
 
-    def _undisturbed(self) -> bool:
+    def _may_be_disturbed(self, n: int) -> bool:
         use = self._core_use()
-        return use is not None and use.others < OTHERS_CORES
+        if use is not None and use.others >= OTHERS_CORES:
+            return True
+        return self._computed_s >= SETTLED_S and (use is None or self._slowness(n) > SLOWED)
 
     def _may_be_free(self, now: float) -> bool:
         use = self._core_use()
