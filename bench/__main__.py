@@ -11,10 +11,10 @@ from pathlib import Path
 
 from bench import copying, decode, dialects, idle, llama_server, prefixes, pressure, short, storm, wire
 from bench.report import load_average, machine
-from umaserve.engine import gguf
-from umaserve.engine.model import find
-from umaserve.engine.weights import choose
-from umaserve.errors import ConfigError, ModelError
+from umaserve.core.errors import ConfigError, ModelError
+from umaserve.engine.files import gguf
+from umaserve.engine.files.weights import choose
+from umaserve.engine.llama.model import find
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.settings.sources import Loaded
 

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from bench.trace import Stream, Trace
 from bench.workload import WARM_UP_TOKENS, growing, prompts, warm_up_prompts
-from umaserve.engine.model import Model, find
-from umaserve.engine.weights import choose
+from umaserve.engine.files.weights import choose
+from umaserve.engine.llama.model import Model, find
 from umaserve.settings.daemon import SETTINGS
 from umaserve.system import logs
 

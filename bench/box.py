@@ -8,8 +8,8 @@ from pathlib import Path
 
 import orjson
 
-from umaserve.errors import ConfigError, RequestError
-from umaserve.serving.cost_model import Cost
+from umaserve.core.errors import ConfigError, RequestError
+from umaserve.sessions.cost_model import Cost
 from umaserve.wire.fields import Fields, bad_request, out_of_range, parse_json
 
 _COSTS = ("fixed_s", "decode_row_s", "prefill_row_s", "attention_s", "several_s")

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from bench.random_model import write_tokenizer
 from bench.report import progress
-from umaserve.errors import ModelError
+from umaserve.core.errors import ModelError
 
 ROOT = Path(__file__).parents[1]
 SOURCES, TOKENIZER, WHEELS = "llama.cpp.tar.xz", "tokenizer.gguf", "wheels"

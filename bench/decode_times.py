@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from umaserve.engine import backends
-from umaserve.engine.row_times import decode_s, load_small
+from umaserve.engine.files.row_times import decode_s, load_small
+from umaserve.engine.llama import backends
 from umaserve.system import logs
 
 MOST = 512

@@ -20,14 +20,14 @@ import llama_cpp
 import numpy as np
 
 from bench.report import load_average, machine, number, progress, table
-from umaserve.engine.batch import Batch
-from umaserve.engine.candidates import Candidates
-from umaserve.engine.model import CELLS_ROUNDED_TO, Model, find
-from umaserve.engine.sampling import Sampler
-from umaserve.engine.weights import choose
-from umaserve.errors import ConfigError, ModelError
-from umaserve.messages import Sampling
-from umaserve.serving.ticks import Run
+from umaserve.core.errors import ConfigError, ModelError
+from umaserve.core.requests import Sampling
+from umaserve.engine.files.weights import choose
+from umaserve.engine.llama.batch import Batch
+from umaserve.engine.llama.model import CELLS_ROUNDED_TO, Model, find
+from umaserve.engine.sampling.candidates import Candidates
+from umaserve.engine.sampling.sampler import Sampler
+from umaserve.sessions.engine_api import Run
 from umaserve.settings.daemon import SETTINGS, Config
 
 T = TypeVar("T")

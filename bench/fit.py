@@ -15,11 +15,11 @@ import numpy as np
 
 from bench.box import Box
 from bench.report import machine, progress
-from umaserve.engine.batch import Batch
-from umaserve.engine.model import Model, find
-from umaserve.engine.weights import choose
-from umaserve.serving.cost_model import Cost
-from umaserve.serving.ticks import Run
+from umaserve.engine.files.weights import choose
+from umaserve.engine.llama.batch import Batch
+from umaserve.engine.llama.model import Model, find
+from umaserve.sessions.cost_model import Cost
+from umaserve.sessions.engine_api import Run
 from umaserve.settings.daemon import Config
 
 DECODE_ROWS = (0, 1, 2, 4, 8, 16)

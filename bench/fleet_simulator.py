@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from umaserve.net.timers import Timer, Timers
-from umaserve.relay.pool import Pool, PoolLimits
-from umaserve.relay.request import RelayedRequest
-from umaserve.relay.worker import Worker
+from umaserve.relay.pool.pool import Pool, PoolLimits
+from umaserve.relay.pool.request import RelayedRequest
+from umaserve.relay.pool.worker import Worker
 from umaserve.wire.relay_messages import FromProxy, Request, ResponseComplete
 
 MODEL = "model"
@@ -128,7 +128,7 @@ class Link:
 
 
 class Client:
-    """Has one conversation after the other; implements ``relay.request.Client``."""
+    """Has one conversation after the other; implements ``relay.pool.request.Client``."""
 
     def __init__(self, fleet: Fleet, number: int) -> None:
         self.conversation = 0

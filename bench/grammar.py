@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from bench import grammar_sides, hard_grammars
 from bench.report import load_average, machine, number, progress, table
+from umaserve.core.errors import ConfigError, ModelError
+from umaserve.core.requests import Generate, Grammar, Sampling, Syntax, TokenIds
 from umaserve.engine.engine import LlamaEngine, load
-from umaserve.errors import ConfigError, ModelError
-from umaserve.messages import Generate, Grammar, Sampling, Syntax, TokenIds
-from umaserve.serving.kv_operations import Release
-from umaserve.serving.ticks import Prepared, Run, Tick
+from umaserve.sessions.engine_api import Prepared, Run, Tick
+from umaserve.sessions.kv_operations import Release
 from umaserve.settings.daemon import SETTINGS
 from umaserve.system.memory import resident_bytes
 

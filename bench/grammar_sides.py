@@ -15,7 +15,7 @@ from typing import NamedTuple
 from bench.llama_server import llama_server
 from bench.processes import Served, daemon, with_children
 from bench.report import number, progress
-from umaserve.messages import Grammar, Syntax
+from umaserve.core.requests import Grammar, Syntax
 
 PATIENCE_S = 10.0
 TOKENS = 48

@@ -12,11 +12,11 @@ import llama_cpp
 import numpy as np
 
 from bench.report import number, progress
-from umaserve.engine.constraint import Constraint, Vocabulary
-from umaserve.engine.grammar import NESTED, lark_of
-from umaserve.engine.model import Model
-from umaserve.errors import ModelError, RequestError
-from umaserve.messages import Grammar, Syntax
+from umaserve.core.errors import ModelError, RequestError
+from umaserve.core.requests import Grammar, Syntax
+from umaserve.engine.grammar.grammar import NESTED, lark_of
+from umaserve.engine.llama.model import Model
+from umaserve.engine.sampling.constraint import Constraint, Vocabulary
 
 STEPS = 40
 REPEATS = 3

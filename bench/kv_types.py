@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from bench.report import machine, progress, table
 from bench.weights import LENGTH, TEMPERATURE, Reader, divergences, quality_line, texts_of
-from umaserve.engine.model import Model, find
-from umaserve.errors import ConfigError, ModelError
+from umaserve.core.errors import ConfigError, ModelError
+from umaserve.engine.llama.model import Model, find
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.system import logs
 

@@ -8,9 +8,9 @@ import os
 from collections.abc import Iterator, Sequence
 
 from bench.processes import Served, free_address, running
-from umaserve.engine.model import find
-from umaserve.engine.weights import choose
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
+from umaserve.engine.files.weights import choose
+from umaserve.engine.llama.model import find
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.system.cores import usable_cores
 

@@ -12,7 +12,7 @@ from bench.sides import OURS
 from bench.trace import Measures, measures
 from bench.workload import WARM_UP_TOKENS
 from umaserve.client import Client
-from umaserve.engine.model import CELLS_ROUNDED_TO
+from umaserve.engine.llama.model import CELLS_ROUNDED_TO
 from umaserve.settings.daemon import SETTINGS
 
 TOKENS_A_WORD = 1.4

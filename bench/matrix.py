@@ -22,8 +22,8 @@ from bench.report import load_average, machine, number, progress, table
 from bench.sides import OURS
 from bench.time_limit import OutOfTime, time_limit
 from bench.trace import Measures, medians
-from umaserve.engine.model import find
-from umaserve.errors import ConfigError, ModelError
+from umaserve.core.errors import ConfigError, ModelError
+from umaserve.engine.llama.model import find
 from umaserve.settings.daemon import SETTINGS
 
 CLIENTS = (1, 4, 16)

@@ -20,8 +20,8 @@ from bench.storm import Gaps
 from bench.trace import Measures, Trace, measures
 from bench.two_models import ONE, Files, both_loaded, files_of, loading, started
 from bench.two_models_load import BEFORE, CALM_S, STORM_TOKENS
-from umaserve.engine.model import find
-from umaserve.errors import ConfigError, ModelError
+from umaserve.core.errors import ConfigError, ModelError
+from umaserve.engine.llama.model import find
 from umaserve.settings.daemon import SETTINGS
 
 T = TypeVar("T")

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, LlamaFileType
 
-from umaserve.engine import backends, llama_log
-from umaserve.engine.model import find
-from umaserve.errors import ModelError
+from umaserve.core.errors import ModelError
+from umaserve.engine.llama import backends, llama_log
+from umaserve.engine.llama.model import find
 from umaserve.system.cores import usable_cores
 
 Bytes = npt.NDArray[np.uint8]

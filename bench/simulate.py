@@ -16,8 +16,8 @@ from bench.box import Box
 from bench.fit import fit_box, residual
 from bench.report import number, progress, table
 from bench.simulator import POLICIES, Load, Run, Simulation, jobs, most_rate
-from umaserve.errors import ConfigError, ModelError
-from umaserve.messages import Priority
+from umaserve.core.errors import ConfigError, ModelError
+from umaserve.core.requests import Priority
 from umaserve.settings.daemon import SETTINGS, Config
 
 COSTS = Path(__file__).parent / "costs"

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from bench.box import Box
-from umaserve.messages import Priority
-from umaserve.serving import policy
-from umaserve.serving.promises import AnswerLengths, step
-from umaserve.serving.snapshot import Plan, Prompt, Snapshot, Stream
+from umaserve.core.requests import Priority
+from umaserve.kvcache.reservations import AnswerLengths, step
+from umaserve.scheduler.policy import policy
+from umaserve.scheduler.policy.snapshot import Plan, Prompt, Snapshot, Stream
 
 Policy = Callable[[Snapshot], Plan]
 

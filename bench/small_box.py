@@ -8,8 +8,7 @@ from unittest import mock
 
 from bench.processes import with_children
 from umaserve import cli
-from umaserve.daemon import models
-from umaserve.serving import residency
+from umaserve.models import registry, residency
 from umaserve.system.memory import resident_bytes
 
 
@@ -23,7 +22,7 @@ def main() -> int:
 
     of_the_box = {"available_bytes": available_bytes, "mapped_bytes": lambda _pids: 0}
     times = {"MIN_STAY_S": 0.5, "MIN_PATIENCE_S": 2.0}
-    with mock.patch.multiple(models, **of_the_box), mock.patch.multiple(residency, **times):
+    with mock.patch.multiple(registry, **of_the_box), mock.patch.multiple(residency, **times):
         return cli.main(sys.argv[1:])
 
 

@@ -23,9 +23,9 @@ from bench.report import load_average, machine, number, progress, table
 from bench.sides import OURS, missing_note
 from bench.speed_cells import QUICK, WHOLE, Cell, Figure, Plan, cells
 from bench.speed_record import Ratio, Record, ratio_of, verdict, worse
-from umaserve.engine import gguf
-from umaserve.engine.model import find
-from umaserve.errors import ConfigError, ModelError
+from umaserve.core.errors import ConfigError, ModelError
+from umaserve.engine.files import gguf
+from umaserve.engine.llama.model import find
 from umaserve.settings.daemon import SETTINGS
 from umaserve.system.cores import instructions, processor, usable_cores
 

@@ -9,13 +9,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import ModelInfo
+from umaserve.core.queries import Answer, Embed, Embedded, Query
+from umaserve.core.requests import Generate
 from umaserve.daemon.server import Server
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate
-from umaserve.outputs import ModelInfo
-from umaserve.queries import Answer, Embed, Embedded, Query
 from umaserve.remote.process import End
-from umaserve.serving.ticks import Capacity, Chunk, Listing, Outcome, Prepared, Tick, TickResult, YieldPoint
+from umaserve.sessions.engine_api import Capacity, Chunk, Listing, Outcome, Prepared, Tick, TickResult, YieldPoint
 from umaserve.settings.daemon import SETTINGS
 from umaserve.settings.models import Catalogue, ModelSpec
 from umaserve.system import logs
@@ -29,7 +29,7 @@ _TOLD_S = 1e-3
 
 
 class StandInEngine:
-    """Implements ``serving.ticks.Engine`` without a model: every stream gets the same token in every tick."""
+    """Implements ``sessions.engine_api.Engine`` without a model: every stream gets the same token in every tick."""
 
     name = "stand-in"
     capacity = Capacity(slots=256, cells=_UNBOUNDED, sequence_tokens=_UNBOUNDED, batch_tokens=8192)
@@ -96,7 +96,7 @@ class StandInEngine:
 
 
 class StandInHandle:
-    """Implements ``daemon.engine_place.EngineHandle`` for it, in this process."""
+    """Implements ``models.engine_supervisor.EngineHandle`` for it, in this process."""
 
     life = None
     pid = os.getpid()

@@ -16,7 +16,7 @@ from bench.processes import Served, daemon, trace_of
 from bench.sides import THEIRS, Run
 from bench.trace import Stream, Trace
 from bench.two_models_load import STREAM_TOKENS, Place
-from umaserve.engine.model import find
+from umaserve.engine.llama.model import find
 from umaserve.settings.daemon import Config
 
 ONE, TWO, ONE_MODEL = "one daemon", "two daemons", "one daemon, one model"

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from bench.report import machine, number, progress, table
 from bench.workload import copying_prompt, prompts
-from umaserve.engine.model import Model, find
-from umaserve.engine.row_times import compared, load_small
-from umaserve.errors import ConfigError, ModelError
+from umaserve.core.errors import ConfigError, ModelError
+from umaserve.engine.files.row_times import compared, load_small
+from umaserve.engine.llama.model import Model, find
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.system import logs, program
 from umaserve.system.cores import usable_cores
@@ -111,7 +111,7 @@ def report(path: str, settings: Config, n_tokens: int) -> str:
             progress(f"converting to {to}")
             files.append(str(Path(folder, f"{to}.gguf")))
             arguments = (path, files[-1], to, str(threads_batch))
-            program.run("umaserve.engine.requantize", *arguments, wanted=lambda: True, max_s=3600.0)
+            program.run("umaserve.engine.files.requantize", *arguments, wanted=lambda: True, max_s=3600.0)
         sizes = [Path(file).stat().st_size for file in files]
         models = [load_small(file, threads, threads_batch, LENGTH) for file in files]
     own, converted, exact = map(Reader, models)

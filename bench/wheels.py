@@ -13,9 +13,9 @@ from pathlib import Path
 
 from bench.decode_times import MOST
 from bench.report import load_average, machine, number, progress, table
-from umaserve.engine.model import find
-from umaserve.engine.row_times import in_turn
-from umaserve.errors import ConfigError, ModelError
+from umaserve.core.errors import ConfigError, ModelError
+from umaserve.engine.files.row_times import in_turn
+from umaserve.engine.llama.model import find
 from umaserve.settings.daemon import SETTINGS
 from umaserve.system.cores import usable_cores
 

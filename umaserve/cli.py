@@ -20,7 +20,7 @@ from umaserve.commands import keys as keys_cli
 from umaserve.commands.answering_model import another_model
 from umaserve.commands.foreign_names import COMMANDS as FOREIGN_COMMANDS
 from umaserve.commands.parser import Parser, loaded
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.settings.daemon import SETTINGS
 from umaserve.settings.sources import nearest, printable
 from umaserve.system import systemd
@@ -160,7 +160,7 @@ def _serve(arguments: Sequence[str]) -> int:
     # Now rather than after minutes, and for another reason than what a service is restarted for.
     models.check_files(catalogue)
     from umaserve.daemon.server import Server
-    from umaserve.engine import chat_template
+    from umaserve.engine.template import chat_template
     from umaserve.remote.process import EngineProcess
     from umaserve.remote.voice import RemoteVoice
 

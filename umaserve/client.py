@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from umaserve.errors import RequestError
+from umaserve.core.errors import RequestError
 from umaserve.system.unix_sockets import path_to_call
 from umaserve.wire.framing import FrameCodec
 

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.access.client_keys import LOOK_EVERY_S, ClientKeys
-from umaserve.errors import ConfigError, Fault, RequestError
+from umaserve.core.errors import ConfigError, Fault, RequestError
 
 not_as_root = pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
 

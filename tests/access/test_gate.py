@@ -8,7 +8,7 @@ import pytest
 
 from umaserve.access.gate import Gate, Names, check_json, parse_origin
 from umaserve.access.keys import KeyFile
-from umaserve.errors import RequestError
+from umaserve.core.errors import RequestError
 from umaserve.wire.http11 import HttpCodec
 from umaserve.wire.http_head import Refusal, Request
 

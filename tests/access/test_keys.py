@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from umaserve.access import keys
 from umaserve.access.keys import Key, KeyFile
 from umaserve.cli import main
-from umaserve.errors import ConfigError
-from umaserve.messages import Priority
+from umaserve.core.errors import ConfigError
+from umaserve.core.requests import Priority
 
 ENTRY = {
     "name": "alice",

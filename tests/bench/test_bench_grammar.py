@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from bench import grammar, hard_grammars
-from umaserve.engine import json_schema
-from umaserve.engine.model import find
+from umaserve.engine.grammar import json_schema
+from umaserve.engine.llama.model import find
 
 
 def test_it_measures_every_number_of_streams_and_size(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):

@@ -10,8 +10,8 @@ import pytest
 
 from bench import weights
 from bench.weights import LENGTH, Reader, divergences, report, texts_of
-from umaserve.engine.model import find
-from umaserve.engine.row_times import load_small
+from umaserve.engine.files.row_times import load_small
+from umaserve.engine.llama.model import find
 from umaserve.settings.daemon import Config
 
 

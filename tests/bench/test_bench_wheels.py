@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from bench import wheels
-from umaserve.engine.model import find
+from umaserve.engine.llama.model import find
 
 
 def test_a_build_is_about_as_fast_as_itself(

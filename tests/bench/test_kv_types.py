@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.kv_types import EXACT, report
-from umaserve.engine.model import find
+from umaserve.engine.llama.model import find
 from umaserve.settings.daemon import Config
 
 

@@ -12,10 +12,10 @@ from gguf.quants import dequantize
 
 from bench import random_model
 from bench.random_model import HEAD_SIZES, Shape, parse_size, shape_of
+from umaserve.core.requests import ChatTurn, Generate
 from umaserve.engine.engine import load
-from umaserve.messages import ChatTurn, Generate
-from umaserve.serving.kv_operations import Release
-from umaserve.serving.ticks import Outcome, Run, Tick
+from umaserve.sessions.engine_api import Outcome, Run, Tick
+from umaserve.sessions.kv_operations import Release
 from umaserve.settings.daemon import Config
 
 SMALL = 10_000_000

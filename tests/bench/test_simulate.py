@@ -16,10 +16,10 @@ from bench import simulate
 from bench.box import Box
 from bench.fit import Measured, fit, residual
 from bench.simulator import POLICIES, Job, Load, Run, Simulation, jobs, most_rate
-from umaserve.errors import ConfigError
-from umaserve.messages import Priority
-from umaserve.serving.cost_model import Cost
-from umaserve.serving.snapshot import AGING_S, Plan
+from umaserve.core.errors import ConfigError
+from umaserve.core.requests import Priority
+from umaserve.scheduler.policy.snapshot import AGING_S, Plan
+from umaserve.sessions.cost_model import Cost
 
 BOX = Box(Cost(0.002, 0.004, 0.003, 0.0001), slots=8, cells=4000, batch_tokens=256)
 LOAD = Load(prompt_tokens=60, answer_tokens=10)

@@ -15,7 +15,7 @@ import pytest
 from llama_cpp import mtmd_cpp
 
 from bench import standin_projectors as projectors
-from umaserve.engine.model import Model, find
+from umaserve.engine.llama.model import Model, find
 from umaserve.settings.daemon import Config
 
 TEXT = b"What is " + mtmd_cpp.mtmd_default_marker() + b"?"

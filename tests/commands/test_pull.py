@@ -15,7 +15,7 @@ from standin_hub import StandinHub, standin_hub
 from umaserve.commands.hub import MAX_FILES, Offer, RemoteFile, Repository, named, offers
 from umaserve.commands.models import remove
 from umaserve.commands.pull import chosen, listing
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 
 MODEL = b"GGUF" + bytes(300_000)
 PROJECTOR = b"GGUF" + bytes(1000)

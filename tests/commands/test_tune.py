@@ -11,8 +11,8 @@ import pytest
 
 from umaserve.commands import tune, tune_table
 from umaserve.commands.tune_search import Change, Found, NoTimeLeft, Row, is_better, search, together
+from umaserve.engine.files.weights import Weights
 from umaserve.engine.speeds import Speeds
-from umaserve.engine.weights import Weights
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.system.program import ProgramError
 

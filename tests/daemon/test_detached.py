@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 import pytest
 from world import World
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Finished, FinishReason, Output, Token
+from umaserve.core.requests import Command, Generate
 from umaserve.daemon.detached import LOST_BYTES, Detached
 from umaserve.dialects.dialect import Reply
 from umaserve.dialects.generate.generation import Kept
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Command, Generate
-from umaserve.outputs import Finished, FinishReason, Output, Token
-from umaserve.serving.caller import Caller
-from umaserve.serving.session import Hold, Session
-from umaserve.serving.sessions import SessionManager
-from umaserve.serving.states import State
+from umaserve.sessions.caller import Caller
+from umaserve.sessions.manager import SessionManager
+from umaserve.sessions.session import Hold, Session
+from umaserve.sessions.states import State
 
 WINDOW = 60.0
 OUTPUT_BYTES = LOST_BYTES

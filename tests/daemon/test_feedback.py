@@ -16,8 +16,8 @@ import orjson
 import pytest
 from descriptors import opened_below
 
+from umaserve.core.errors import ConfigError
 from umaserve.daemon.feedback import MAX_AGE, MAX_BYTES, FeedbackLog
-from umaserve.errors import ConfigError
 
 NOW = datetime(2025, 6, 1, 12, 0, 0, 123456, tzinfo=UTC)
 VALUES = {"request_id": "r1", "rating": 1.0, "text": "line one\nline two é"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from umaserve.daemon.entrances import Place
 from umaserve.daemon.first_steps import first_steps
+from umaserve.daemon.listeners import Place
 from umaserve.settings.daemon import Config
 
 UNIX = Place("json", "/run/user/7/uma.sock", is_tcp=False, encrypted=False)

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 import pytest
 from world import World
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import FinishReason, ListedModel, ModelInfo, Started, Token
+from umaserve.core.requests import MAX_MEDIA_KEPT, Generate
 from umaserve.daemon.detached import Detached
-from umaserve.daemon.left_file import Left, pack, unpack
+from umaserve.daemon.handover_file import Left, pack, unpack
 from umaserve.dialects.generate.conversation import GenerateDialect
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import MAX_MEDIA_KEPT, Generate
-from umaserve.outputs import FinishReason, ListedModel, ModelInfo, Started, Token
-from umaserve.serving.caller import Caller
-from umaserve.serving.session import Hold, Session
-from umaserve.serving.sessions import SessionManager
-from umaserve.serving.states import State
+from umaserve.sessions.caller import Caller
+from umaserve.sessions.manager import SessionManager
+from umaserve.sessions.session import Hold, Session
+from umaserve.sessions.states import State
 
 WINDOW = 60.0
 ALICE, BOB = Caller("generate", "192.0.2.1", "alice"), Caller("generate", "192.0.2.1", "bob")

@@ -12,12 +12,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from umaserve.core.requests import ChatTurn, Generate, Sampling
 from umaserve.daemon.traces import Traces
-from umaserve.messages import ChatTurn, Generate, Sampling
-from umaserve.serving.caller import Caller
-from umaserve.serving.session import Session
-from umaserve.serving.sessions import SessionManager
-from umaserve.serving.ticks import Prepared
+from umaserve.sessions.caller import Caller
+from umaserve.sessions.engine_api import Prepared
+from umaserve.sessions.manager import SessionManager
+from umaserve.sessions.session import Session
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"

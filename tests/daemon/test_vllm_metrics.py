@@ -9,11 +9,11 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from umaserve.core.metrics import Of, ServingMetrics
+from umaserve.core.requests import Generate
 from umaserve.daemon.vllm_metrics import HISTOGRAMS, Use, use_of, vllm_metrics
-from umaserve.messages import Generate
-from umaserve.metrics import Of, ServingMetrics
-from umaserve.serving.caller import Caller
-from umaserve.serving.sessions import SessionManager
+from umaserve.sessions.caller import Caller
+from umaserve.sessions.manager import SessionManager
 
 IDLE = {
     "active_sessions": 0,

@@ -12,7 +12,7 @@ import pytest
 from routes import routes
 
 import umaserve
-from umaserve.daemon.web_page import FILES, wanted
+from umaserve.daemon.http.web_page import FILES, wanted
 from umaserve.wire.http_head import Refusal, Request
 
 TYPES = ("text/html", "text/css", "text/javascript", "image/svg+xml", "font/woff2")

@@ -26,18 +26,18 @@ from wyoming.info import Describe, Info
 from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeVoice
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Finished, FinishReason, ModelInfo, ModelState, Placed, Token, Usage
+from umaserve.core.requests import Generate, Sound
 from umaserve.daemon import wyoming
 from umaserve.daemon.wyoming import WyomingConnection
 from umaserve.daemon.wyoming_tasks import Transcription
 from umaserve.dialects.wyoming.replies import CHUNK_BYTES
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate, Sound
 from umaserve.net.channel import Channel
 from umaserve.net.input_budget import InputShare
-from umaserve.outputs import Finished, FinishReason, ModelInfo, ModelState, Placed, Token, Usage
-from umaserve.serving import content_filter
-from umaserve.serving.caller import Caller
-from umaserve.serving.session import Session
+from umaserve.sessions import content_filter
+from umaserve.sessions.caller import Caller
+from umaserve.sessions.session import Session
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import SAMPLE_RATE
 from umaserve.wire.pcm import pcm16

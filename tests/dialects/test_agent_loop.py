@@ -10,12 +10,12 @@ import httpx
 import openai
 import pytest
 
+from umaserve.chat_format.written_calls import written
+from umaserve.core.events import Finished, FinishReason, ModelInfo, Started, Token, Usage
+from umaserve.core.requests import ChatTurn, ToolCall
+from umaserve.core.tool_call_format import TOLD_IN_WORDS, ParameterForm, Slot, ToolForm
 from umaserve.dialects.openai.completions import SSE_DONE, ChatBody
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.engine.written_calls import written
-from umaserve.forms import TOLD_IN_WORDS, ParameterForm, Slot, ToolForm
-from umaserve.messages import ChatTurn, ToolCall
-from umaserve.outputs import Finished, FinishReason, ModelInfo, Started, Token, Usage
 
 TYPES = ("string", "number", "boolean", "object", "array")
 FORMS = {

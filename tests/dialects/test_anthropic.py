@@ -14,6 +14,9 @@ from pydantic import TypeAdapter
 from routes import facts
 
 from tests.support.routes import MODEL_INFO, listed
+from umaserve.core.errors import ContextExceeded, Fault, RequestError
+from umaserve.core.events import Finished, FinishReason, ModelState, Prefilled, Started, Token, Usage, Waiting
+from umaserve.core.requests import Attachment, ChatTurn, Generate, Grammar, Image, Priority, Syntax, Tool, ToolCall
 from umaserve.dialects.anthropic.errors import error_body, http_error
 from umaserve.dialects.anthropic.messages import MessageBody
 from umaserve.dialects.anthropic.models import model, models
@@ -21,9 +24,6 @@ from umaserve.dialects.anthropic.requests import count_request
 from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.skipped_tools import tell_skipped
-from umaserve.errors import ContextExceeded, Fault, RequestError
-from umaserve.messages import Attachment, ChatTurn, Generate, Grammar, Image, Priority, Syntax, Tool, ToolCall
-from umaserve.outputs import Finished, FinishReason, ModelState, Prefilled, Started, Token, Usage, Waiting
 from umaserve.wire.http_head import Request
 
 LIMITS = RequestLimits(max_prompt_bytes=2000)

@@ -7,12 +7,12 @@ import re
 import orjson
 import pytest
 
+from umaserve.core.errors import RequestError
+from umaserve.core.queries import Prompted
+from umaserve.core.requests import ChatTurn
 from umaserve.dialects.llama_server.template import apply_template_result, parse_apply_template
 from umaserve.dialects.openai.requests import chat_request
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.errors import RequestError
-from umaserve.messages import ChatTurn
-from umaserve.queries import Prompted
 
 LIMITS = RequestLimits(max_prompt_bytes=200)
 

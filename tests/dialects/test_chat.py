@@ -18,16 +18,8 @@ from standin import StandInEngine, StandInVoice, SteppedWorker, answer, heard
 from thought_tokens import split_tokens
 from world import DaemonWorld
 
-from umaserve.daemon.relay_backend import DaemonBackend
-from umaserve.dialects.chat import conversation as chat
-from umaserve.dialects.chat.conversation import OURS, ChatDialect
-from umaserve.dialects.chat.request import MODES
-from umaserve.dialects.content import joined
-from umaserve.dialects.dialect import Dialect, Reply
-from umaserve.dialects.parameters import RequestLimits
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Attachment, Audio, ChatTurn, Generate, Image, Media, Sampling, Speaking, Video
-from umaserve.outputs import (
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import (
     Finished,
     FinishReason,
     Loading,
@@ -42,9 +34,17 @@ from umaserve.outputs import (
     VoiceInfo,
     Waiting,
 )
-from umaserve.serving.scheduler import Scheduler
-from umaserve.serving.session import Hold
-from umaserve.serving.targets import Targets
+from umaserve.core.requests import Attachment, Audio, ChatTurn, Generate, Image, Media, Sampling, Speaking, Video
+from umaserve.daemon.relay_backend import DaemonBackend
+from umaserve.dialects.chat import conversation as chat
+from umaserve.dialects.chat.conversation import OURS, ChatDialect
+from umaserve.dialects.chat.request import MODES
+from umaserve.dialects.content import joined
+from umaserve.dialects.dialect import Dialect, Reply
+from umaserve.dialects.parameters import RequestLimits
+from umaserve.scheduler.scheduler import Scheduler
+from umaserve.sessions.session import Hold
+from umaserve.sessions.targets import Targets
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import SAMPLE_RATE
 from umaserve.stages.spoken import SpokenAnswer

@@ -13,11 +13,8 @@ from hypothesis import strategies as st
 from routes import facts
 
 from tests.support.routes import MODEL_INFO
-from umaserve.dialects.anthropic.messages import MessageBody
-from umaserve.dialects.ollama.answers import ChatBody, GenerateBody
-from umaserve.dialects.parameters import RequestLimits
-from umaserve.errors import ContextExceeded, Fault, RequestError
-from umaserve.outputs import (
+from umaserve.core.errors import ContextExceeded, Fault, RequestError
+from umaserve.core.events import (
     Finished,
     FinishReason,
     Loading,
@@ -30,6 +27,9 @@ from umaserve.outputs import (
     Usage,
     Waiting,
 )
+from umaserve.dialects.anthropic.messages import MessageBody
+from umaserve.dialects.ollama.answers import ChatBody, GenerateBody
+from umaserve.dialects.parameters import RequestLimits
 
 LIMITS = RequestLimits(max_prompt_bytes=2000)
 USER = [{"role": "user", "content": "hi"}]

@@ -13,14 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.routes import listed
-from umaserve.dialects import grammars
-from umaserve.dialects.dialect import Dialect, Reply
-from umaserve.dialects.generate.conversation import GenerateDialect
-from umaserve.dialects.generate.request import read_config, with_parameters
-from umaserve.dialects.generate.rest import GenerateBody
-from umaserve.dialects.parameters import RequestLimits
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import (
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import (
+    FeedbackKept,
+    Finished,
+    FinishReason,
+    Loading,
+    Logprobs,
+    Metrics,
+    ModelInfo,
+    ModelState,
+    Output,
+    Scored,
+    Started,
+    Steered,
+    Timing,
+    Token,
+    Usage,
+    Waiting,
+)
+from umaserve.core.requests import (
     Attachment,
     Audio,
     Cancel,
@@ -41,24 +53,12 @@ from umaserve.messages import (
     Syntax,
     Video,
 )
-from umaserve.outputs import (
-    FeedbackKept,
-    Finished,
-    FinishReason,
-    Loading,
-    Logprobs,
-    Metrics,
-    ModelInfo,
-    ModelState,
-    Output,
-    Scored,
-    Started,
-    Steered,
-    Timing,
-    Token,
-    Usage,
-    Waiting,
-)
+from umaserve.dialects import grammars
+from umaserve.dialects.dialect import Dialect, Reply
+from umaserve.dialects.generate.conversation import GenerateDialect
+from umaserve.dialects.generate.request import read_config, with_parameters
+from umaserve.dialects.generate.rest import GenerateBody
+from umaserve.dialects.parameters import RequestLimits
 from umaserve.wire.fields import Fields
 
 # A busy machine is no fault of the code.

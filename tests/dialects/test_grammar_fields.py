@@ -10,15 +10,15 @@ from grammars import allows
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.requests import Generate, Grammar, Syntax
 from umaserve.dialects import grammars
 from umaserve.dialects.chat.request import read_request
 from umaserve.dialects.generate.request import read_body, read_config
 from umaserve.dialects.openai.requests import chat_request, completion_request
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.uds.conversation import JsonDialect
-from umaserve.engine.grammar import lark_of
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate, Grammar, Syntax
+from umaserve.engine.grammar.grammar import lark_of
 from umaserve.wire.fields import Fields
 
 LIMITS = RequestLimits(1000)

@@ -11,19 +11,8 @@ from http_world import CONFIG, HEALTH, HttpWorld, post
 from routes import facts, routes
 from standin import StandInEngine
 
-from umaserve.dialects.facts import RunningAnswer
-from umaserve.dialects.llama_server.adapters import lora_adapters
-from umaserve.dialects.llama_server.completions import NativeBody
-from umaserve.dialects.llama_server.embeddings import embedding_result, parse_embedding
-from umaserve.dialects.llama_server.errors import ERRORS
-from umaserve.dialects.llama_server.metrics import llama_metrics
-from umaserve.dialects.llama_server.requests import NativeRequest, infill_request, native_request
-from umaserve.dialects.llama_server.rerank import RerankRequest, parse_rerank, rerank_result
-from umaserve.dialects.llama_server.slots import slots
-from umaserve.dialects.parameters import RequestLimits
-from umaserve.errors import ContextExceeded, Fault, ModelNotFound, RequestError
-from umaserve.messages import SAMPLERS, Generate, Infill, MixedText, Priority, Sampling, TokenIds
-from umaserve.outputs import (
+from umaserve.core.errors import ContextExceeded, Fault, ModelNotFound, RequestError
+from umaserve.core.events import (
     Finished,
     FinishReason,
     Logprobs,
@@ -38,7 +27,18 @@ from umaserve.outputs import (
     Token,
     Usage,
 )
-from umaserve.queries import Embed, Embedded, Pair
+from umaserve.core.queries import Embed, Embedded, Pair
+from umaserve.core.requests import SAMPLERS, Generate, Infill, MixedText, Priority, Sampling, TokenIds
+from umaserve.dialects.facts import RunningAnswer
+from umaserve.dialects.llama_server.adapters import lora_adapters
+from umaserve.dialects.llama_server.completions import NativeBody
+from umaserve.dialects.llama_server.embeddings import embedding_result, parse_embedding
+from umaserve.dialects.llama_server.errors import ERRORS
+from umaserve.dialects.llama_server.metrics import llama_metrics
+from umaserve.dialects.llama_server.requests import NativeRequest, infill_request, native_request
+from umaserve.dialects.llama_server.rerank import RerankRequest, parse_rerank, rerank_result
+from umaserve.dialects.llama_server.slots import slots
+from umaserve.dialects.parameters import RequestLimits
 from umaserve.wire.fields import Fields
 from umaserve.wire.http_head import Request
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from routes import MODEL_INFO, facts, listed, routes
 
+from umaserve.core.errors import Fault, ModelAwaited, RequestError
+from umaserve.core.events import Finished, FinishReason, ModelInfo, ModelState, Prefilled, Started, Token, Usage
+from umaserve.core.queries import Counted, Detokenized, Embedded, Prompted, Tokenized
+from umaserve.core.requests import Generate
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import Body, EngineQuestion, FormReply, TextReply
 from umaserve.dialects.listing import find_model
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.uds.conversation import JsonDialect
 from umaserve.dialects.wyoming.requests import Listening, listening
-from umaserve.errors import Fault, ModelAwaited, RequestError
-from umaserve.messages import Generate
-from umaserve.outputs import Finished, FinishReason, ModelInfo, ModelState, Prefilled, Started, Token, Usage
-from umaserve.queries import Counted, Detokenized, Embedded, Prompted, Tokenized
 
 LARGE = replace(MODEL_INFO, name="large-2", embedding_length=4, context_tokens=9)
 KNOWN = {"": MODEL_INFO, "small-1": MODEL_INFO, "large-2": LARGE, "unread": None}

@@ -13,17 +13,9 @@ import pytest
 from routes import facts, routes
 
 from tests.support.routes import MODEL_INFO, listed
-from umaserve.dialects.ollama import models
-from umaserve.dialects.ollama.answers import ChatBody, GenerateBody
-from umaserve.dialects.ollama.embeddings import embed_result, embeddings_result, parse_embed, parse_embeddings
-from umaserve.dialects.ollama.errors import ERRORS, error_body
-from umaserve.dialects.ollama.requests import TextRequest, chat_request, generate_request
-from umaserve.dialects.parameters import RequestLimits
-from umaserve.engine.written_calls import written
-from umaserve.errors import Fault, RequestError
-from umaserve.forms import TOLD_IN_WORDS, TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Slot, ToolForm
-from umaserve.messages import Attachment, ChatTurn, Generate, Grammar, Image, Priority, Sampling, Syntax, ToolCall
-from umaserve.outputs import (
+from umaserve.chat_format.written_calls import written
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import (
     Finished,
     FinishReason,
     Logprobs,
@@ -37,7 +29,15 @@ from umaserve.outputs import (
     Usage,
     Waiting,
 )
-from umaserve.queries import Embed, Embedded
+from umaserve.core.queries import Embed, Embedded
+from umaserve.core.requests import Attachment, ChatTurn, Generate, Grammar, Image, Priority, Sampling, Syntax, ToolCall
+from umaserve.core.tool_call_format import TOLD_IN_WORDS, TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Slot, ToolForm
+from umaserve.dialects.ollama import models
+from umaserve.dialects.ollama.answers import ChatBody, GenerateBody
+from umaserve.dialects.ollama.embeddings import embed_result, embeddings_result, parse_embed, parse_embeddings
+from umaserve.dialects.ollama.errors import ERRORS, error_body
+from umaserve.dialects.ollama.requests import TextRequest, chat_request, generate_request
+from umaserve.dialects.parameters import RequestLimits
 from umaserve.wire.fields import Fields
 from umaserve.wire.http_head import Request
 

@@ -18,27 +18,8 @@ from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.support.routes import MODEL_INFO, facts, listed, routes
-from umaserve.dialects import grammars, parameters
-from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
-from umaserve.dialects.llama_server.props import props
-from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
-from umaserve.dialects.openai.completions import SSE_DONE, ChatBody, CompletionBody
-from umaserve.dialects.openai.embeddings import (
-    MAX_INPUTS,
-    EmbeddingsRequest,
-    embeddings_result,
-    parse_embeddings,
-    shortened,
-)
-from umaserve.dialects.openai.errors import error_body, http_error
-from umaserve.dialects.openai.models import model, models
-from umaserve.dialects.openai.requests import count_request
-from umaserve.dialects.openai.turns import MAX_ARGUMENTS_BYTES
-from umaserve.dialects.parameters import MAX_SEED, RequestLimits, json_body
-from umaserve.errors import ContextExceeded, Fault, ModelNotFound, RequestError
-from umaserve.forms import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Slot, ToolForm
-from umaserve.messages import ChatTurn, Generate, Grammar, Pause, Priority, Sampling, Syntax, TokenIds, Tool, ToolCall
-from umaserve.outputs import (
+from umaserve.core.errors import ContextExceeded, Fault, ModelNotFound, RequestError
+from umaserve.core.events import (
     Finished,
     FinishReason,
     Loading,
@@ -57,7 +38,37 @@ from umaserve.outputs import (
     Usage,
     Waiting,
 )
-from umaserve.queries import Detokenize, Detokenized, Embed, Embedded, Tokenize, Tokenized
+from umaserve.core.queries import Detokenize, Detokenized, Embed, Embedded, Tokenize, Tokenized
+from umaserve.core.requests import (
+    ChatTurn,
+    Generate,
+    Grammar,
+    Pause,
+    Priority,
+    Sampling,
+    Syntax,
+    TokenIds,
+    Tool,
+    ToolCall,
+)
+from umaserve.core.tool_call_format import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Slot, ToolForm
+from umaserve.dialects import grammars, parameters
+from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
+from umaserve.dialects.llama_server.props import props
+from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
+from umaserve.dialects.openai.completions import SSE_DONE, ChatBody, CompletionBody
+from umaserve.dialects.openai.embeddings import (
+    MAX_INPUTS,
+    EmbeddingsRequest,
+    embeddings_result,
+    parse_embeddings,
+    shortened,
+)
+from umaserve.dialects.openai.errors import error_body, http_error
+from umaserve.dialects.openai.models import model, models
+from umaserve.dialects.openai.requests import count_request
+from umaserve.dialects.openai.turns import MAX_ARGUMENTS_BYTES
+from umaserve.dialects.parameters import MAX_SEED, RequestLimits, json_body
 from umaserve.wire.fields import Fields
 from umaserve.wire.http_head import Headers, Request
 

@@ -20,13 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from umaserve.dialects.http import SpokenText
-from umaserve.dialects.openai.completions import ChatBody
-from umaserve.dialects.openai.speech import text_to_speech
-from umaserve.dialects.parameters import RequestLimits
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Attachment, Audio, ChatTurn, Generate, Image, Media, SoundFormat, Speaking
-from umaserve.outputs import (
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import (
     Finished,
     FinishReason,
     Logprobs,
@@ -40,6 +35,11 @@ from umaserve.outputs import (
     Usage,
     VoiceInfo,
 )
+from umaserve.core.requests import Attachment, Audio, ChatTurn, Generate, Image, Media, SoundFormat, Speaking
+from umaserve.dialects.http import SpokenText
+from umaserve.dialects.openai.completions import ChatBody
+from umaserve.dialects.openai.speech import text_to_speech
+from umaserve.dialects.parameters import RequestLimits
 from umaserve.wire.fields import Fields
 from umaserve.wire.pcm import UNKNOWN_SIZE, pcm16, wav, wav_header
 

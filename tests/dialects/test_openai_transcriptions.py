@@ -17,12 +17,12 @@ from openai.types.audio import (
     TranslationVerbose,
 )
 
-from umaserve.daemon.pages import DOCUMENT
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Finished, FinishReason, Logprobs, Placed, Scored, Started, Token, Usage
+from umaserve.core.requests import Attachment, Generate, Sound
+from umaserve.daemon.http.pages import DOCUMENT
 from umaserve.dialects.openai.transcriptions import TranscriptionBody
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Attachment, Generate, Sound
-from umaserve.outputs import Finished, FinishReason, Logprobs, Placed, Scored, Started, Token, Usage
 
 LIMITS = RequestLimits(max_prompt_bytes=64, max_tokens=512)
 WAV = b"RIFF\r\n--\0"

@@ -39,12 +39,12 @@ from standin import StandInEngine
 
 import umaserve
 from umaserve.access.keys import KeyFile
-from umaserve.daemon.health import health
+from umaserve.core.errors import RequestError
+from umaserve.core.events import VoiceInfo
+from umaserve.daemon.http.health import health
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import EngineQuestion, SpeechReply, TextReply
 from umaserve.dialects.openai.speech import text_to_speech
-from umaserve.errors import RequestError
-from umaserve.outputs import VoiceInfo
 from umaserve.settings.daemon import Config
 from umaserve.wire.fields import Fields
 from umaserve.wire.http_head import Request

@@ -19,6 +19,20 @@ from pydantic import TypeAdapter
 from routes import facts
 
 from tests.support.routes import MODEL_INFO
+from umaserve.core.errors import ContextExceeded, Fault, RequestError
+from umaserve.core.events import Finished, FinishReason, Logprobs, Placed, Scored, Started, Token, Usage, Waiting
+from umaserve.core.requests import (
+    Attachment,
+    Audio,
+    ChatTurn,
+    Generate,
+    Grammar,
+    Image,
+    Priority,
+    Syntax,
+    Tool,
+    ToolCall,
+)
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
 from umaserve.dialects.parameters import RequestLimits
@@ -28,9 +42,6 @@ from umaserve.dialects.responses.items import sealed
 from umaserve.dialects.responses.keeping import RELAY_HEADER, told_by_relay
 from umaserve.dialects.responses.kept import MAX_AGE_S, MAX_BYTES, MAX_RESPONSES, Kept, KeptResponses
 from umaserve.dialects.skipped_tools import tell_skipped
-from umaserve.errors import ContextExceeded, Fault, RequestError
-from umaserve.messages import Attachment, Audio, ChatTurn, Generate, Grammar, Image, Priority, Syntax, Tool, ToolCall
-from umaserve.outputs import Finished, FinishReason, Logprobs, Placed, Scored, Started, Token, Usage, Waiting
 from umaserve.wire.http_head import Request
 
 # A busy machine is no fault of the code.

@@ -10,14 +10,14 @@ import pytest
 from thought_tokens import split_tokens
 
 from tests.support.routes import listed
+from umaserve.core.errors import RequestError
+from umaserve.core.events import Finished, FinishReason, Logprobs, ModelInfo, Scored, Usage
+from umaserve.core.requests import Generate
 from umaserve.dialects.generate.conversation import GenerateDialect
 from umaserve.dialects.generate.rest import GenerateBody
 from umaserve.dialects.openai.completions import ChatBody
 from umaserve.dialects.parameters import MAX_TOKEN_ID, RequestLimits
 from umaserve.dialects.uds.conversation import JsonDialect
-from umaserve.errors import RequestError
-from umaserve.messages import Generate
-from umaserve.outputs import Finished, FinishReason, Logprobs, ModelInfo, Scored, Usage
 
 LIMITS = RequestLimits(max_prompt_bytes=4096)
 INFO = ModelInfo("m", "a", "q", 1, 1, 64, 64, 8, 8, None, "", "")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import ModelInfo
+from umaserve.core.requests import Attachment, Generate, Sound
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.transcription import transcription
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Attachment, Generate, Sound
-from umaserve.outputs import ModelInfo
 
 LIMITS = RequestLimits(max_prompt_bytes=64, max_tokens=512)
 SOUND = Sound(memoryview(b"RIFF"), "file")

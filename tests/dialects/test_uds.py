@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Finished, FinishReason, Metrics, Output, Token, Usage
+from umaserve.core.requests import Cancel, ChatTurn, Command, Generate, GetMetrics, Grammar, Priority, Sampling, Syntax
 from umaserve.dialects import grammars
 from umaserve.dialects.dialect import Reply
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.uds.conversation import JsonDialect, LineDialect
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Cancel, ChatTurn, Command, Generate, GetMetrics, Grammar, Priority, Sampling, Syntax
-from umaserve.outputs import Finished, FinishReason, Metrics, Output, Token, Usage
 
 # A busy machine is no fault of the code.
 

@@ -15,7 +15,7 @@ import pytest
 from daemon import Daemon, Wire
 from frames import uds_frame
 
-from umaserve.serving.speculation import MAX_DRAFT_TOKENS
+from umaserve.sessions.speculation import MAX_DRAFT_TOKENS
 from umaserve.system.descriptors import OWN_DESCRIPTORS
 
 LONG = {"max_tokens": 500, "ignore_eos": True}

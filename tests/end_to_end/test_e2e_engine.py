@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from daemon import FAR_FROM_A_TIE, Daemon
 
-from umaserve.engine.batch import Batch
-from umaserve.engine.model import Model, find
-from umaserve.serving.ticks import Run
+from umaserve.engine.llama.batch import Batch
+from umaserve.engine.llama.model import Model, find
+from umaserve.sessions.engine_api import Run
 from umaserve.settings.daemon import Config
 
 PROMPTS = [

@@ -22,7 +22,7 @@ import pytest
 from daemon import Daemon
 from program import run
 
-from umaserve.engine.model import find
+from umaserve.engine.llama.model import find
 
 LONG = {"max_tokens": 500, "ignore_eos": True}
 

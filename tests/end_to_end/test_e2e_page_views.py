@@ -13,7 +13,7 @@ from selenium.webdriver import Keys
 from selenium.webdriver.support.ui import Select
 
 from umaserve.access.keys import KeyFile
-from umaserve.daemon.pages import DOCUMENT
+from umaserve.daemon.http.pages import DOCUMENT
 from umaserve.settings.model_files import default_model
 
 pytestmark = pytest.mark.skipif(DRIVER is None or BROWSER is None, reason=MISSING)

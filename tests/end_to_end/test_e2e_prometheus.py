@@ -16,8 +16,8 @@ import httpx
 import pytest
 from daemon import Daemon
 
-from umaserve.errors import Fault
-from umaserve.exposition import HELP
+from umaserve.core.errors import Fault
+from umaserve.core.exposition import HELP
 from umaserve.settings.daemon import Config
 from umaserve.settings.worker import WorkerConfig
 

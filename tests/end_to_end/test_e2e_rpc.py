@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from daemon import FAR_FROM_A_TIE, Daemon
 
-from umaserve.engine import rpc
-from umaserve.engine.model import Model, find
-from umaserve.errors import ModelError
+from umaserve.core.errors import ModelError
+from umaserve.engine.llama import rpc
+from umaserve.engine.llama.model import Model, find
 from umaserve.settings.daemon import Config
 
 built = pytest.mark.skipif(not rpc.available(), reason="this llama.cpp was built without GGML_RPC")

@@ -16,7 +16,7 @@ from daemon import Daemon
 from generate_wire import Conversation
 from http_wire import ask, events, serving
 
-from umaserve.engine.chat_template import CHATML
+from umaserve.engine.template.chat_template import CHATML
 
 OPENED = "<|im_start|>assistant\n"
 OPENS = CHATML.replace(OPENED, OPENED + "<think>\n")

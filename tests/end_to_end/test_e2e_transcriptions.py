@@ -14,9 +14,9 @@ from daemon import Daemon
 from program import Program
 
 from bench import standin_projectors as projectors
+from umaserve.core.requests import Sound
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.transcription import transcription
-from umaserve.messages import Sound
 
 RECORDING = media_files.wav(media_files.sine(seconds=2.5))
 LONG = media_files.wav(media_files.sine(seconds=14))

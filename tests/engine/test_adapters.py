@@ -10,11 +10,11 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from umaserve.engine.adapters import LoraAdapters
-from umaserve.engine.batch import Batch
-from umaserve.engine.model import Model, find
-from umaserve.errors import Fault, ModelError, RequestError
-from umaserve.serving.ticks import Run
+from umaserve.core.errors import Fault, ModelError, RequestError
+from umaserve.engine.llama.adapters import LoraAdapters
+from umaserve.engine.llama.batch import Batch
+from umaserve.engine.llama.model import Model, find
+from umaserve.sessions.engine_api import Run
 from umaserve.settings.daemon import Config
 
 WIDTH, RANK, VOCABULARY = 576, 4, 49152

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from umaserve.engine.constraint import Constraint, Vocabulary
-from umaserve.engine.model import Model, find
-from umaserve.engine.thinking import AfterThoughts, Thinking
-from umaserve.forms import THINK_TAGS, ThoughtForm
+from umaserve.chat_format.thoughts import ThoughtSplitter
+from umaserve.core.tool_call_format import THINK_TAGS, ThoughtForm
+from umaserve.engine.llama.model import Model, find
+from umaserve.engine.sampling.constraint import Constraint, Vocabulary
+from umaserve.engine.sampling.thinking import AfterThoughts, Thinking
 from umaserve.settings.daemon import Config
-from umaserve.thoughts import ThoughtSplitter
 
 CHANNELS = ThoughtForm("<think>", "<end>", "<turn>", ("<final>",))
 LARK = 'start: "<yes>" | "no" | "nay"\n'

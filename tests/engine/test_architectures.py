@@ -17,17 +17,17 @@ from gguf import GGUFWriter
 from llama_server import LlamaServer
 from tiny_models import FULL_ATTENTION, N_CTX, RECURRENT, SLIDING_WINDOW, tiny_model
 
+from umaserve.core.errors import ModelError, RequestError
+from umaserve.core.queries import Embed
+from umaserve.core.requests import TokenIds
 from umaserve.dialects.llama_server.props import props
 from umaserve.engine import capacity
-from umaserve.engine.batch import Batch
-from umaserve.engine.cells import MARGIN, saved_bytes
-from umaserve.engine.model import KEPT_SEQUENCES, KEPT_STATES, Model
-from umaserve.errors import ModelError, RequestError
-from umaserve.messages import TokenIds
-from umaserve.queries import Embed
-from umaserve.serving import policy
-from umaserve.serving.checkpoints import BEFORE_END
-from umaserve.serving.ticks import Run
+from umaserve.engine.llama.batch import Batch
+from umaserve.engine.llama.cells import MARGIN, saved_bytes
+from umaserve.engine.llama.model import KEPT_SEQUENCES, KEPT_STATES, Model
+from umaserve.kvcache.checkpoints import BEFORE_END
+from umaserve.scheduler.policy import policy
+from umaserve.sessions.engine_api import Run
 from umaserve.settings.daemon import Config
 
 LENGTHS = (70, 13, 150, 40)

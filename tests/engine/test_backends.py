@@ -9,8 +9,8 @@ from pathlib import Path
 import llama_cpp
 import pytest
 
-from umaserve.engine import backends
-from umaserve.errors import ModelError
+from umaserve.core.errors import ModelError
+from umaserve.engine.llama import backends
 
 
 class Library:

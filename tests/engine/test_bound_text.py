@@ -13,14 +13,14 @@ from grammars import BYTES, END
 from llama_templates import NAMES, needs_templates, template_source
 from tool_forms import FORMS
 
-from umaserve.dialects.tool_calls import ToolCallParser, short_ids
-from umaserve.engine.constraint import Constraint
-from umaserve.engine.template import Template
-from umaserve.engine.tool_grammar import of_tools
-from umaserve.engine.written_calls import written
-from umaserve.errors import RequestError
-from umaserve.forms import ToolForm
-from umaserve.messages import Grammar, Syntax, Tool, ToolCall
+from umaserve.chat_format.tool_calls import ToolCallParser, short_ids
+from umaserve.chat_format.written_calls import written
+from umaserve.core.errors import RequestError
+from umaserve.core.requests import Grammar, Syntax, Tool, ToolCall
+from umaserve.core.tool_call_format import ToolForm
+from umaserve.engine.grammar.tool_grammar import of_tools
+from umaserve.engine.sampling.constraint import Constraint
+from umaserve.engine.template.template import Template
 
 ONE_TEXT = '{"type":"object","properties":{"input":{"type":"string"}},"required":["input"]}'
 OTHER = Tool("other", "", '{"type":"object","properties":{"n":{"type":"integer"}}}')

@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from tiny_models import BYTES
 
-from umaserve.engine.batch import Batch
-from umaserve.engine.cells import MARGIN, Cells, saved_bytes
-from umaserve.engine.model import Model, find
-from umaserve.serving.caller import Caller
-from umaserve.serving.kv_operations import Copy, Divide, KVOperation, Load, Move, Release, Save
-from umaserve.serving.prefix_cache import MIN_REUSED
-from umaserve.serving.session import Session
-from umaserve.serving.slots import Room, Slots
-from umaserve.serving.ticks import Capacity, Run
+from umaserve.engine.llama.batch import Batch
+from umaserve.engine.llama.cells import MARGIN, Cells, saved_bytes
+from umaserve.engine.llama.model import Model, find
+from umaserve.kvcache.prefix_cache import MIN_REUSED
+from umaserve.kvcache.slots import Room, Slots
+from umaserve.sessions.caller import Caller
+from umaserve.sessions.engine_api import Capacity, Run
+from umaserve.sessions.kv_operations import Copy, Divide, KVOperation, Load, Move, Release, Save
+from umaserve.sessions.session import Session
 from umaserve.settings.daemon import Config
 
 N_CTX = 256

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from umaserve.engine import template as template_module
-from umaserve.engine.chat_template import MAX_TEMPLATE, ChatTemplate, read
-from umaserve.engine.rendering import Renderer
-from umaserve.engine.template import MAX_GROWTH, MAX_PROBLEM
-from umaserve.errors import ConfigError, RequestError
-from umaserve.messages import ChatTurn, Tool, ToolCall
+from umaserve.core.errors import ConfigError, RequestError
+from umaserve.core.requests import ChatTurn, Tool, ToolCall
+from umaserve.engine.template import template as template_module
+from umaserve.engine.template.chat_template import MAX_TEMPLATE, ChatTemplate, read
+from umaserve.engine.template.rendering import Renderer
+from umaserve.engine.template.template import MAX_GROWTH, MAX_PROBLEM
 
 PLAIN = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"

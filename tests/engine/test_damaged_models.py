@@ -17,9 +17,9 @@ from remote_engine import ALLOWANCE
 from tiny_models import WIDTH, tiny_model
 from tiny_projectors import pair
 
-from umaserve.errors import ModelError, RequestError
-from umaserve.outputs import ModelInfo
-from umaserve.queries import Tokenize
+from umaserve.core.errors import ModelError, RequestError
+from umaserve.core.events import ModelInfo
+from umaserve.core.queries import Tokenize
 from umaserve.remote.process import EngineProcess
 from umaserve.settings.daemon import Config
 

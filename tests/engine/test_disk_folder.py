@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umaserve.engine import disk_file
-from umaserve.engine.disk_file import Kind
-from umaserve.engine.disk_folder import DiskFolder
-from umaserve.serving.ticks import SavedBytes
+from umaserve.engine.files import disk_file
+from umaserve.engine.files.disk_file import Kind
+from umaserve.engine.files.disk_folder import DiskFolder
+from umaserve.sessions.engine_api import SavedBytes
 
 KIND = Kind(bytes(16), 100, SavedBytes(10, 3))
 TOKENS = [1, 2, 99, 4]

@@ -10,12 +10,12 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from umaserve.engine import drafting
-from umaserve.engine.batch import Batch
-from umaserve.engine.drafting import Drafter
-from umaserve.engine.model import Model, find
-from umaserve.errors import ModelError
-from umaserve.serving.ticks import Draft, Run
+from umaserve.core.errors import ModelError
+from umaserve.engine.llama import drafting
+from umaserve.engine.llama.batch import Batch
+from umaserve.engine.llama.drafting import Drafter
+from umaserve.engine.llama.model import Model, find
+from umaserve.sessions.engine_api import Draft, Run
 from umaserve.settings.daemon import Config
 
 CONFIG = Config(draft_model=find(""), n_ctx=256, parallel=4, n_batch=64, n_ubatch=64, threads=2)

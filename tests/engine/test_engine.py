@@ -18,17 +18,17 @@ import pytest
 from engine_world import no_pause
 from standin import EngineFailure
 
-from umaserve.engine.candidates import Candidates
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Logprobs
+from umaserve.core.queries import Detokenize, Detokenized, Embed, Tokenize, Tokenized
+from umaserve.core.requests import ChatTurn, Generate, Grammar, MixedText, Sampling, Syntax, TokenIds, Tool
+from umaserve.core.tool_call_format import Slot, ToolForm
 from umaserve.engine.engine import LlamaEngine, load
-from umaserve.engine.sampling import Sampler
-from umaserve.errors import Fault, RequestError
-from umaserve.forms import Slot, ToolForm
-from umaserve.messages import ChatTurn, Generate, Grammar, MixedText, Sampling, Syntax, TokenIds, Tool
-from umaserve.outputs import Logprobs
-from umaserve.queries import Detokenize, Detokenized, Embed, Tokenize, Tokenized
-from umaserve.serving.answer_text import text_of
-from umaserve.serving.kv_operations import Divide, Release
-from umaserve.serving.ticks import Outcome, Prepared, Run, Tick
+from umaserve.engine.sampling.candidates import Candidates
+from umaserve.engine.sampling.sampler import Sampler
+from umaserve.sessions.answer_text import text_of
+from umaserve.sessions.engine_api import Outcome, Prepared, Run, Tick
+from umaserve.sessions.kv_operations import Divide, Release
 from umaserve.settings.daemon import Config
 
 STORY = "Once upon a time, in a small village by the sea,"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from grammars import BYTES, allows
 
-from umaserve.engine.constraint import Constraint
-from umaserve.engine.grammar import of_gbnf, of_lark, of_regex
-from umaserve.errors import RequestError
+from umaserve.core.errors import RequestError
+from umaserve.engine.grammar.grammar import of_gbnf, of_lark, of_regex
+from umaserve.engine.sampling.constraint import Constraint
 
 JSON = r"""
 root ::= value

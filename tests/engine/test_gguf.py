@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_cpp._ggml import libggml
 
-from umaserve.engine import gguf
-from umaserve.errors import ModelError
+from umaserve.core.errors import ModelError
+from umaserve.engine.files import gguf
 
 U8, U16, U32, STRING, ARRAY, U64 = 0, 2, 4, 8, 9, 10
 F32, REMOVED, Q8_0 = 0, 4, 8

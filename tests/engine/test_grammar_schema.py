@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from umaserve.engine import json_schema
-from umaserve.engine.grammar import of_schema
-from umaserve.errors import RequestError
+from umaserve.core.errors import RequestError
+from umaserve.engine.grammar import json_schema
+from umaserve.engine.grammar.grammar import of_schema
 
 
 def of(schema: object) -> Callable[[str], bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 
-from umaserve.engine.host_memory import MAX_KEPT_BYTES, HostMemory, Scratch
+from umaserve.engine.llama.host_memory import MAX_KEPT_BYTES, HostMemory, Scratch
 
 SIZE = 1 << 20
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tiny_models import tiny_model
 
-from umaserve.engine.infill import infill_tokens
-from umaserve.engine.model import Model
-from umaserve.errors import RequestError
-from umaserve.messages import Infill
+from umaserve.core.errors import RequestError
+from umaserve.core.requests import Infill
+from umaserve.engine.llama.model import Model
+from umaserve.engine.template.infill import infill_tokens
 from umaserve.settings.daemon import Config
 
 TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")

@@ -24,11 +24,11 @@ from llama_templates import (
     template_source,
 )
 
+from umaserve.core.errors import RequestError
 from umaserve.dialects.llama_server.template import parse_apply_template
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.engine.chat_template import ChatTemplate
-from umaserve.engine.model import find
-from umaserve.errors import RequestError
+from umaserve.engine.llama.model import find
+from umaserve.engine.template.chat_template import ChatTemplate
 
 TABLE: dict[str, dict[str, str]] = json.loads(DIGESTS.read_text())
 BODIES = conversations()

@@ -15,18 +15,13 @@ import pytest
 from tiny_qwen3_voices import write_qwen3_voice
 from tiny_voices import FRAME, TEXT, config, no_pause, tone, write_voice
 
-from umaserve.engine import graph_pauses, llama_voice
-from umaserve.engine.llama_voice import (
-    FRAMES_A_SECOND,
-    MAX_HEARD_S,
-    MAX_S,
-    MAX_S_A_CHARACTER,
-    LlamaVoice,
-)
-from umaserve.engine.model import find
-from umaserve.errors import Fault, ModelError, RequestError
-from umaserve.messages import Audio, Speaking
-from umaserve.outputs import Finished, FinishReason, Output, Spoken, Token, Usage
+from umaserve.core.errors import Fault, ModelError, RequestError
+from umaserve.core.events import Finished, FinishReason, Output, Spoken, Token, Usage
+from umaserve.core.requests import Audio, Speaking
+from umaserve.engine.llama.model import find
+from umaserve.engine.media import graph_pauses
+from umaserve.engine.tts import llama_voice
+from umaserve.engine.tts.llama_voice import FRAMES_A_SECOND, MAX_HEARD_S, MAX_S, MAX_S_A_CHARACTER, LlamaVoice
 from umaserve.speech.sentences import LIMIT
 from umaserve.speech.voice import SAMPLE_RATE, Samples
 from umaserve.stages.spoken import Speech

@@ -17,14 +17,14 @@ import pytest
 from llama_cpp import mtmd_cpp
 
 from bench import standin_projectors as projectors
-from umaserve.engine import media as reading
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.queries import Detokenize
+from umaserve.core.requests import Attachment, Audio, ChatTurn, Generate, Image, Media, Sound, Video
 from umaserve.engine.engine import LlamaEngine, load
-from umaserve.engine.projector import MediaChunk
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Attachment, Audio, ChatTurn, Generate, Image, Media, Sound, Video
-from umaserve.queries import Detokenize
-from umaserve.serving.kv_operations import Copy, Load, Release, Save
-from umaserve.serving.ticks import Outcome, Prepared, Run, Tick, without_parts
+from umaserve.engine.media import reader as reading
+from umaserve.engine.media.projector import MediaChunk
+from umaserve.sessions.engine_api import Outcome, Prepared, Run, Tick, without_parts
+from umaserve.sessions.kv_operations import Copy, Load, Release, Save
 from umaserve.settings.daemon import Config
 
 CONFIG = Config(n_ctx=2048, threads=1, parallel=4, host_cache_bytes=64 << 20, weights="as-is")

@@ -11,14 +11,14 @@ import pytest
 from remote_engine import ALLOWANCE
 from tiny_models import EMBEDDING, tiny_model
 
+from umaserve.core.errors import ModelError, TooLarge
 from umaserve.engine import needs
 from umaserve.engine.checked_loading import load_checked
-from umaserve.engine.empty_model import buffer_bytes, cell_bytes
 from umaserve.engine.engine import LlamaEngine
-from umaserve.engine.model import find
+from umaserve.engine.files.empty_model import buffer_bytes, cell_bytes
+from umaserve.engine.llama.model import find
 from umaserve.engine.needs import Needs
-from umaserve.errors import ModelError, TooLarge
-from umaserve.serving.ticks import Allowance
+from umaserve.sessions.engine_api import Allowance
 from umaserve.settings.daemon import Config
 
 MIB = 2**20
@@ -70,7 +70,7 @@ def test_nothing_is_known_of_what_llama_cpp_ends_at(tmp_path: Path, caplog: pyte
     caplog.set_level(logging.INFO)
     path = tiny_model(tmp_path / "model.gguf", "llama", attention__head_count=3)
     assert measured(path) is None
-    assert "is unknown: umaserve.engine.empty_model ended by Aborted: " in caplog.text
+    assert "is unknown: umaserve.engine.files.empty_model ended by Aborted: " in caplog.text
     assert needs.check(path, Config(model=path), MIB, lambda: True) == 0
 
 

@@ -21,13 +21,13 @@ from llama_server import LlamaServer
 from tiny_models import BYTES, LETTERS, RECURRENT, SLIDING_WINDOW, SPECIAL, tiny_model
 from tiny_projectors import KINDS, pair
 
+from umaserve.core.errors import ModelError, RequestError
+from umaserve.core.requests import ChatTurn, Generate
 from umaserve.dialects.llama_server.props import props
 from umaserve.dialects.openai.turns import turns
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.engine.projector import MediaChunk
-from umaserve.errors import ModelError, RequestError
-from umaserve.messages import ChatTurn, Generate
-from umaserve.serving.checkpoints import BEFORE_END
+from umaserve.engine.media.projector import MediaChunk
+from umaserve.kvcache.checkpoints import BEFORE_END
 from umaserve.wire.fields import Fields
 
 Message = dict[str, Any]

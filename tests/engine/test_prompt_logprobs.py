@@ -11,12 +11,12 @@ from bare_loop import BareLoop, of_default_model
 from engine_world import Answer, EngineWorld
 from tiny_models import tiny_model
 
-from umaserve.engine.logprobs import Scores
-from umaserve.errors import RequestError
-from umaserve.messages import Priority
-from umaserve.outputs import FinishReason, Logprobs, PromptScores
-from umaserve.serving import prompt_scoring
-from umaserve.serving.ticks import Scoring
+from umaserve.core.errors import RequestError
+from umaserve.core.events import FinishReason, Logprobs, PromptScores
+from umaserve.core.requests import Priority
+from umaserve.engine.sampling.logprobs import Scores
+from umaserve.scheduler import prompt_scoring
+from umaserve.sessions.engine_api import Scoring
 
 TEXT = (
     "The harbour was quiet in the morning, and only the old ferry moved between the islands. Its captain knew each "

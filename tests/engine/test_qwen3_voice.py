@@ -16,7 +16,8 @@ from llama_cpp import mtmd_cpp
 from tiny_qwen3_voices import BOOKS, CODEC, CONTROL, FEW, FRAME, LANGUAGES, WIDTH, tokens, write_qwen3_voice
 from tiny_voices import TEXT, config, no_pause, tone
 
-from umaserve.engine.llama_voice import (
+from umaserve.core.errors import ModelError
+from umaserve.engine.tts.llama_voice import (
     DRAWS,
     FRAMES_A_SECOND,
     MAX_DRAWN,
@@ -26,8 +27,7 @@ from umaserve.engine.llama_voice import (
     SEED,
     LlamaVoice,
 )
-from umaserve.engine.qwen3_tts import CODES
-from umaserve.errors import ModelError
+from umaserve.engine.tts.qwen3_tts import CODES
 from umaserve.speech.sentences import LIMIT
 from umaserve.speech.voice import MAX_HEARD_S, SAMPLE_RATE, Samples
 

@@ -10,10 +10,10 @@ import pytest
 from engine_world import EngineWorld, no_pause
 from tiny_models import tiny_model
 
-from umaserve.engine.model import Model
-from umaserve.engine.reranking import pair_tokens
-from umaserve.errors import Fault, RequestError
-from umaserve.queries import Embed, Pair, Tokenize, Tokenized
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.queries import Embed, Pair, Tokenize, Tokenized
+from umaserve.engine.llama.model import Model
+from umaserve.engine.llama.reranking import pair_tokens
 from umaserve.settings.daemon import Config
 
 RANK = 4

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umaserve.engine.candidates import COLUMNS, Candidates, Logits
-from umaserve.engine.logprobs import Scores, scores_after
-from umaserve.engine.sampling import Sampler
-from umaserve.errors import RequestError
-from umaserve.messages import SAMPLERS, Sampling
-from umaserve.outputs import Logprobs, Scored
+from umaserve.core.errors import RequestError
+from umaserve.core.events import Logprobs, Scored
+from umaserve.core.requests import SAMPLERS, Sampling
+from umaserve.engine.sampling.candidates import COLUMNS, Candidates, Logits
+from umaserve.engine.sampling.logprobs import Scores, scores_after
+from umaserve.engine.sampling.sampler import Sampler
 
 N = 8
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from umaserve.core.errors import ModelError
 from umaserve.engine import timed_ticks
 from umaserve.engine.engine import LlamaEngine
-from umaserve.engine.model import Model, find
+from umaserve.engine.llama.model import Model, find
 from umaserve.engine.speeds import Speeds, measured
-from umaserve.errors import ModelError
 from umaserve.settings.daemon import Config
 from umaserve.system.program import Cancelled, ProgramError
 

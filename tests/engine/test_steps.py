@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from umaserve.engine import steps
-from umaserve.engine.candidates import Candidates, Logits
-from umaserve.engine.steps import Sampled, Step, StepThread
-from umaserve.errors import RequestError
+from umaserve.core.errors import RequestError
+from umaserve.engine.sampling import steps
+from umaserve.engine.sampling.candidates import Candidates, Logits
+from umaserve.engine.sampling.steps import Sampled, Step, StepThread
 
 N_VOCAB = 8
 PATIENCE_S = 60.0

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 from engine_world import Answer, EngineWorld
 
-from umaserve.engine.chat_template import CHATML
-from umaserve.messages import ChatTurn, Generate, Grammar, Sampling, Syntax, Tool
-from umaserve.outputs import Finished, FinishReason, Logprobs, Token
+from umaserve.core.events import Finished, FinishReason, Logprobs, Token
+from umaserve.core.requests import ChatTurn, Generate, Grammar, Sampling, Syntax, Tool
+from umaserve.engine.template.chat_template import CHATML
 
 THINKS = CHATML.replace(
     "{{ message.content }}",

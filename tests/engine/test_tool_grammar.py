@@ -10,11 +10,11 @@ from llama_templates import NAMES, needs_templates, template_source
 from llguidance import LLMatcher, LLTokenizer
 from tool_forms import FORMS
 
-from umaserve.engine.template import Template
-from umaserve.engine.tool_grammar import of_tools
-from umaserve.engine.written_calls import written
-from umaserve.forms import ToolForm
-from umaserve.messages import Grammar, Syntax, Tool, ToolCall
+from umaserve.chat_format.written_calls import written
+from umaserve.core.requests import Grammar, Syntax, Tool, ToolCall
+from umaserve.core.tool_call_format import ToolForm
+from umaserve.engine.grammar.tool_grammar import of_tools
+from umaserve.engine.template.template import Template
 
 TOKENIZER = LLTokenizer("byte")
 SCHEMA = {

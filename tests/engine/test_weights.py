@@ -16,15 +16,17 @@ import llama_cpp
 import pytest
 from remote_engine import ALLOWANCE
 
-from umaserve.engine import backends, converted_copy, engine, gguf, loading, row_times, weights
+from umaserve.core.errors import ModelError
+from umaserve.core.requests import Generate, Sampling
+from umaserve.engine import engine, loading
 from umaserve.engine.checked_loading import load_checked
-from umaserve.engine.converted_copy import ConvertedCopy, folder_of
-from umaserve.engine.model import find
-from umaserve.engine.row_times import Comparison, compared, comparison, load_small
-from umaserve.engine.weights import Weights, alternative, choose, copy_bytes, is_faster, slow_type
-from umaserve.errors import ModelError
-from umaserve.messages import Generate, Sampling
-from umaserve.serving.ticks import Run, Tick
+from umaserve.engine.files import converted_copy, gguf, row_times, weights
+from umaserve.engine.files.converted_copy import ConvertedCopy, folder_of
+from umaserve.engine.files.row_times import Comparison, compared, comparison, load_small
+from umaserve.engine.files.weights import Weights, alternative, choose, copy_bytes, is_faster, slow_type
+from umaserve.engine.llama import backends
+from umaserve.engine.llama.model import find
+from umaserve.sessions.engine_api import Run, Tick
 from umaserve.settings.daemon import Config
 from umaserve.system import program
 from umaserve.system.program import Cancelled, ProgramError, ProgramStopped
@@ -353,7 +355,7 @@ class Box:
         monkeypatch.setattr(program, "run", self._run)
 
     def _run(self, module: str, *arguments: str, **options) -> bytes:
-        if module == "umaserve.engine.row_times":
+        if module == "umaserve.engine.files.row_times":
             return self.measured
         self.conversions += 1
         return self.convert(module, *arguments, **options)
@@ -560,7 +562,7 @@ def test_a_conversion_that_fails_costs_a_warning(box: Box, tmp_path: Path, caplo
     data = Path(find("")).read_bytes()
     path.write_bytes(data.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0lxxma", 1))
     assert choose(str(path), box.config, always) == Weights(str(path))
-    assert "umaserve.engine.requantize failed with status 1: " in caplog.text
+    assert "umaserve.engine.files.requantize failed with status 1: " in caplog.text
     assert "unknown model architecture" in caplog.text
     assert {name.suffix for name in box.folder.iterdir()} == {"", ".json"}
 
@@ -570,7 +572,7 @@ def test_a_conversion_that_failed_is_tried_again_only_when_the_record_is_removed
 
     def crashes(_module: str, _source: str, part: str, *_arguments: str, **_options: object) -> bytes:
         Path(part).write_bytes(b"GGUF, half of it")
-        raise ProgramError("umaserve.engine.requantize ended by Aborted: no message")
+        raise ProgramError("umaserve.engine.files.requantize ended by Aborted: no message")
 
     box.convert = crashes
     assert box.chosen() == AS_IS
@@ -591,7 +593,7 @@ def test_a_conversion_that_others_stopped_is_tried_again(box: Box, caplog) -> No
     real = box.convert
 
     def is_killed(*_arguments: str, **_options: object) -> bytes:
-        raise ProgramStopped("umaserve.engine.requantize was killed, as it happens where memory is short")
+        raise ProgramStopped("umaserve.engine.files.requantize was killed, as it happens where memory is short")
 
     box.convert = is_killed
     assert box.chosen() == AS_IS
@@ -694,7 +696,7 @@ def test_decodes_that_would_take_too_long_are_left_out(monkeypatch: pytest.Monke
 
 def test_the_program_prints_what_it_measured() -> None:
     arguments = ("1", "1", "1,2", find(""), find(""), "mapped")
-    output = program.run("umaserve.engine.row_times", *arguments, wanted=lambda: True, max_s=600.0)
+    output = program.run("umaserve.engine.files.row_times", *arguments, wanted=lambda: True, max_s=600.0)
     one, two = (Comparison(*values) for values in json.loads(output))
     assert one.first_s > 0
     assert two.first_s > 0

@@ -9,11 +9,11 @@ import pytest
 from remote_engine import remote_engine
 from work_counter import CallCounter, mean
 
+from umaserve.core.requests import Generate, Sampling
 from umaserve.engine.engine import LlamaEngine, load
-from umaserve.messages import Generate, Sampling
 from umaserve.remote.server import Server
-from umaserve.serving.kv_operations import Release
-from umaserve.serving.ticks import Run, Tick
+from umaserve.sessions.engine_api import Run, Tick
+from umaserve.sessions.kv_operations import Release
 from umaserve.settings.daemon import Config
 
 TICKS = 24

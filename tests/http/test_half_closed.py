@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 from http_world import HEALTH, HttpWorld, post
 
+from umaserve.core.events import Finished, FinishReason, Timing, Token, Usage
 from umaserve.http.connection import REQUESTS_PER_TURN
 from umaserve.net.channel import FIRST_POLL_S, HALF_CLOSED_POLL_S
-from umaserve.outputs import Finished, FinishReason, Timing, Token, Usage
 
 COMPLETION = {"prompt": "Once", "max_tokens": 4}
 HANDSHAKE = (

@@ -14,14 +14,14 @@ from http_world import CONFIG, HEALTH, PAGE, HttpWorld, last_words, post, upgrad
 from routes import routes
 from standin import StandInVoice
 
-from umaserve.daemon.routes import Routes
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Finished, FinishReason, Output, Started, Timing, Token, Usage
+from umaserve.core.requests import Generate
+from umaserve.daemon.http.routes import Routes
 from umaserve.dialects import sse
 from umaserve.dialects.http import FormReply, HttpDialect, Page, Route, TextReply
 from umaserve.dialects.openai.errors import ERRORS
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate
-from umaserve.outputs import Finished, FinishReason, Output, Started, Timing, Token, Usage
-from umaserve.serving.session import Hold
+from umaserve.sessions.session import Hold
 from umaserve.stages.spoken import Speech
 from umaserve.wire.pcm import pcm16
 from umaserve.wire.websocket import Message
@@ -650,7 +650,7 @@ def test_the_end_of_the_daemon_ends_a_reading(spoken: HttpWorld) -> None:
 
 def test_a_mistake_of_ours_in_a_reading_ends_its_connection(world: HttpWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     world.speech = Speech(StandInVoice(), lambda: None, world.speaking)
-    monkeypatch.setattr("umaserve.daemon.speech_exchange.pcm16", mistake)
+    monkeypatch.setattr("umaserve.daemon.http.speech_exchange.pcm16", mistake)
     object.__setattr__(world.services, "speech", world.speech)
     world.send(reading())
     world.speak()

@@ -7,9 +7,9 @@ from typing import Any
 
 from http_world import HttpWorld, post
 
-from umaserve.daemon.text_exchange import PING_S
-from umaserve.errors import Fault, RequestError
-from umaserve.outputs import Finished, FinishReason, Output, Placed, Started, Token, Usage
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Finished, FinishReason, Output, Placed, Started, Token, Usage
+from umaserve.daemon.http.text_exchange import PING_S
 
 BACKGROUND = {"input": "hi", "background": True}
 END = Finished(FinishReason.STOP, Usage(3, 1))

@@ -11,12 +11,12 @@ import pytest
 from http_world import CONFIG, HttpWorld, post
 from world import DaemonWorld
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import CacheMiss, Finished, FinishReason, Placed, Prefilled, Started, Token, Usage
+from umaserve.core.requests import Priority
+from umaserve.daemon.http.text_exchange import PING_S
 from umaserve.daemon.relay_backend import DaemonBackend
-from umaserve.daemon.text_exchange import PING_S
 from umaserve.dialects.http import miss_header
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Priority
-from umaserve.outputs import CacheMiss, Finished, FinishReason, Placed, Prefilled, Started, Token, Usage
 from umaserve.wire.relay_messages import Request
 
 MESSAGE = {"model": "any", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from http_world import CONFIG, HttpWorld, last_words, upgraded
 
-from umaserve.outputs import Finished, FinishReason, Started, Timing, Token, Usage
+from umaserve.core.events import Finished, FinishReason, Started, Timing, Token, Usage
 from umaserve.wire.websocket import CloseCode
 
 

@@ -14,12 +14,12 @@ from http_world import HttpWorld, last_words
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umaserve.core.events import FinishReason, Placed, Started
 from umaserve.http.connection import HttpConnection
 from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.net.input_budget import DESERTED_POLL_S, InputBudget, InputShare
 from umaserve.net.loop import Loop
-from umaserve.outputs import FinishReason, Placed, Started
-from umaserve.relay import site as relay_site
+from umaserve.relay.http import site as relay_site
 from umaserve.relay.server import RelayServer
 from umaserve.settings.daemon import Config
 from umaserve.settings.relay import RelayConfig

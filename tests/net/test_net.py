@@ -20,14 +20,14 @@ from clock import Clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.net import channel as channel_module
 from umaserve.net import listeners
 from umaserve.net.channel import HALF_CLOSED_POLL_S, LINGER_S, READ_PER_TURN, Channel
 from umaserve.net.listeners import COMPLAIN_EVERY_S, PAUSE_S, Listener, SocketFile
 from umaserve.net.loop import READ, TRY_AGAIN_S, WRITE, Loop
 from umaserve.net.timers import Timer, Timers
-from umaserve.system.peers import user_of
+from umaserve.system.peer_credentials import user_of
 from umaserve.system.threads import JobThread
 
 STALL_S = 30.0

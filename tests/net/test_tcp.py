@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.net import tcp
 from umaserve.net.channel import Channel
 from umaserve.net.listeners import Listener
 from umaserve.net.loop import Loop
 from umaserve.net.tcp import is_at, tcp_sockets
 from umaserve.settings.addresses import is_loopback, is_wildcard, parse_address
-from umaserve.system.peers import peer_name
+from umaserve.system.peer_credentials import peer_name
 
 
 def has(host: str) -> bool:

@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.net.channel import Channel
 from umaserve.net.loop import READ, Loop
 from umaserve.net.tls import Tls, TlsError, client_context, server_context

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from relay_peers import CHAT, MODEL, Client, Relay, Worker, wait_until
 
 from umaserve.access.client_keys import ClientKeys, Terms
-from umaserve.errors import Fault, RequestError
-from umaserve.relay.accounts import SPEND_AT_ONCE, Accounts, Tally
+from umaserve.core.errors import Fault, RequestError
+from umaserve.relay.pool.accounts import SPEND_AT_ONCE, Accounts, Tally
 from umaserve.wire.multipart import read_form
 from umaserve.wire.relay_messages import TokenCounts
 

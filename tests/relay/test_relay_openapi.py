@@ -14,8 +14,8 @@ import pytest
 from relay_peers import MODEL, TOKEN, Relay
 
 import umaserve
-from umaserve.relay.pages import DOCUMENT as PUBLISHED
-from umaserve.relay.site import CONNECT, CONVERSATIONS, RELAYED
+from umaserve.relay.http.pages import DOCUMENT as PUBLISHED
+from umaserve.relay.http.site import CONNECT, CONVERSATIONS, RELAYED
 
 DOCUMENT = json.loads(PUBLISHED)
 OPERATIONS = [

@@ -15,10 +15,10 @@ from relay_peers import SECRET, TOKEN, Relay, Worker, wait_until
 
 from umaserve.net.dial import DialError
 from umaserve.net.timers import Timer, Timers
-from umaserve.relay.elsewhere import FORGET_S, Elsewhere
-from umaserve.relay.news import LOOK_S, REFILLED_S
-from umaserve.relay.peer_link import PATH, PeerLink
-from umaserve.serving.rates import RateLimits, Rates
+from umaserve.relay.peers.peer_link import PATH, PeerLink
+from umaserve.relay.peers.peer_updates import LOOK_S, REFILLED_S
+from umaserve.relay.pool.peer_load import FORGET_S, Elsewhere
+from umaserve.sessions.rates import RateLimits, Rates
 
 NEWS: dict[str, Any] = {"relay": "a relay of the test", "workers": {}, "keys": {}}
 

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from umaserve.net.timers import Timer, Timers
-from umaserve.relay import pool as pool_module
-from umaserve.relay import registry as registry_module
-from umaserve.relay import replies as replies_module
-from umaserve.relay.in_flight import CANCEL_GRACE_S
-from umaserve.relay.pool import MAX_REQUEUES, Pool, PoolLimits
-from umaserve.relay.registry import SLACK
-from umaserve.relay.replies import EVENT_STREAM
-from umaserve.relay.request import RelayedRequest
-from umaserve.relay.states import TRANSITIONS, Event, State, TransitionError
+from umaserve.relay.pool import pool as pool_module
+from umaserve.relay.pool import registry as registry_module
+from umaserve.relay.pool import replies as replies_module
+from umaserve.relay.pool.in_flight import CANCEL_GRACE_S
+from umaserve.relay.pool.pool import MAX_REQUEUES, Pool, PoolLimits
+from umaserve.relay.pool.registry import SLACK
+from umaserve.relay.pool.replies import EVENT_STREAM
+from umaserve.relay.pool.request import RelayedRequest
+from umaserve.relay.pool.states import TRANSITIONS, Event, State, TransitionError
 from umaserve.wire.relay_messages import (
     Cancel,
     CancelReason,

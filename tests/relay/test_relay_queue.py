@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from umaserve.dialects.parameters import PRIORITY_HEADER
 from umaserve.net.timers import Timer, Timers
-from umaserve.relay.queue import Queue
-from umaserve.relay.request import RelayedRequest
-from umaserve.relay.worker import Worker
+from umaserve.relay.pool.queue import Queue
+from umaserve.relay.pool.request import RelayedRequest
+from umaserve.relay.pool.worker import Worker
 
 PLACES = ("box", "box 2", "box 3")
 OFFERS = (("a",), ("a", "b"), ("*",))

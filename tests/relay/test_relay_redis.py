@@ -15,7 +15,7 @@ import trustme
 from redis_server import MISSING, PROGRAM, RedisServer
 from relay_peers import SECRET, Relay, wait_until
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.relay.server import RelayServer
 from umaserve.settings.relay import RelayConfig
 
@@ -242,6 +242,6 @@ def test_a_key_of_another_kind_is_named(fleet: Fleet, client: redis.Redis) -> No
 
 
 def test_without_its_client_the_relay_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "umaserve.relay.redis_link", None)
+    monkeypatch.setitem(sys.modules, "umaserve.relay.peers.redis_link", None)
     with pytest.raises(ConfigError, match=r"pip install 'umaserve\[redis\]'"):
         RelayServer(RelayConfig(worker_secret=SECRET, redis="redis://127.0.0.1"))

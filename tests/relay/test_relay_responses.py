@@ -14,8 +14,8 @@ from relay_peers import CHAT, MODEL, Relay, Worker, wait_until
 
 from umaserve.dialects.responses import keeping as keeping_module
 from umaserve.dialects.responses import kept as kept_module
-from umaserve.relay import background as background_module
-from umaserve.relay import kept_reply as kept_reply_module
+from umaserve.relay.http import background as background_module
+from umaserve.relay.http import kept_reply as kept_reply_module
 
 PATH = "/v1/responses"
 SAID = {"type": "message", "id": "msg_1", "role": "assistant", "content": [{"type": "output_text", "text": "Hi!"}]}

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from relay_peers import MODEL, Relay, wait_until
 
-from umaserve.relay.beginning import MAX_TEXT, beginning_of
-from umaserve.relay.crew import POINTS, Crew
-from umaserve.relay.worker import Worker
+from umaserve.relay.pool.affinity_key import MAX_TEXT, beginning_of
+from umaserve.relay.pool.worker import Worker
+from umaserve.relay.pool.worker_group import POINTS, Crew
 from umaserve.wire.fields import parse_json
 from umaserve.wire.long_texts import LONG
 

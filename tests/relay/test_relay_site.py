@@ -25,12 +25,12 @@ from umaserve.access.client_keys import ClientKeys
 from umaserve.dialects.ollama.models import API_VERSION
 from umaserve.net.channel import Channel
 from umaserve.net.loop import Loop
-from umaserve.relay import bodies as bodies_module
-from umaserve.relay import request as request_module
-from umaserve.relay import site as site_module
-from umaserve.relay.pool import Pool, PoolLimits
-from umaserve.relay.request import RelayedRequest
-from umaserve.relay.worker_link import MESSAGES_PER_TURN, LinkLimits, WorkerLink
+from umaserve.relay.http import bodies as bodies_module
+from umaserve.relay.http import site as site_module
+from umaserve.relay.http.worker_link import MESSAGES_PER_TURN, LinkLimits, WorkerLink
+from umaserve.relay.pool import request as request_module
+from umaserve.relay.pool.pool import Pool, PoolLimits
+from umaserve.relay.pool.request import RelayedRequest
 from umaserve.wire.long_texts import LONG
 from umaserve.wire.multipart import read_form
 from umaserve.wire.websocket import WebSocketCodec

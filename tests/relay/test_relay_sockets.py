@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from relay_peers import SECRET, Relay
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.relay import server
 from umaserve.relay.server import RelayServer
 from umaserve.settings.relay import RelayConfig

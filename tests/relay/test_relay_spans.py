@@ -8,8 +8,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from umaserve.relay.request import RelayedRequest
-from umaserve.relay.states import Event
+from umaserve.relay.pool.request import RelayedRequest
+from umaserve.relay.pool.states import Event
 from umaserve.relay.traces import Traces
 
 ABOVE = "00-" + "1" * 32 + "-00f067aa0ba902b7-01"

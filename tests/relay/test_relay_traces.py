@@ -412,7 +412,7 @@ def test_a_client_that_leaves_cancels_its_request(relay: Relay, leave: Callable[
 def test_a_cancelled_requests_place_is_free_once_the_worker_answers(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("umaserve.relay.in_flight.CANCEL_GRACE_S", 3600.0)
+    monkeypatch.setattr("umaserve.relay.pool.in_flight.CANCEL_GRACE_S", 3600.0)
     worker = relay.worker()
     client, request = streaming(relay, worker)
     client.close()
@@ -426,7 +426,7 @@ def test_a_cancelled_requests_place_is_free_once_the_worker_answers(
 
 
 def test_a_cancelled_requests_place_is_free_after_the_grace(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umaserve.relay.in_flight.CANCEL_GRACE_S", 0.2)
+    monkeypatch.setattr("umaserve.relay.pool.in_flight.CANCEL_GRACE_S", 0.2)
     worker = relay.worker()
     client, request = streaming(relay, worker)
     client.close()
@@ -743,7 +743,7 @@ def test_its_stream_ends_with_an_empty_completion(relay: Relay) -> None:
 
 
 def test_it_answers_no_cancel_and_keeps_its_place_all_the_same(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umaserve.relay.in_flight.CANCEL_GRACE_S", 0.1)
+    monkeypatch.setattr("umaserve.relay.pool.in_flight.CANCEL_GRACE_S", 0.1)
     worker = foreign_worker(relay)
     for _ in range(3):
         client, _request = streaming(relay, worker)

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from remote_engine import ALLOWANCE, remote_engine, serving
 from standin import StandInEngine, StandInVoice, answer, heard
 
-from umaserve.errors import ContextExceeded, Fault, ModelError, RequestError, TooLarge
-from umaserve.messages import Attachment, ChatTurn, Generate, Image
-from umaserve.queries import Detokenize, Detokenized, Embed
+from umaserve.core.errors import ContextExceeded, Fault, ModelError, RequestError, TooLarge
+from umaserve.core.queries import Detokenize, Detokenized, Embed
+from umaserve.core.requests import Attachment, ChatTurn, Generate, Image
 from umaserve.remote import frames
 from umaserve.remote.channel import Channel, Kind
 from umaserve.remote.client import EngineLost, RemoteEngine
@@ -31,7 +31,7 @@ from umaserve.remote.server import Server
 from umaserve.remote.sounds import SAMPLES, SOUND
 from umaserve.remote.values import Malformed, Tail
 from umaserve.remote.voice import RemoteVoice
-from umaserve.serving.ticks import Allowance, Outcome, Prepared, Run, Tick, YieldPoint
+from umaserve.sessions.engine_api import Allowance, Outcome, Prepared, Run, Tick, YieldPoint
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import Samples
 from umaserve.system.threads import LOADING_NICE, MEDIA_NICE

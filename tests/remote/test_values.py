@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from standin import StandInEngine
 
-from umaserve.errors import ContextExceeded, Fault, RequestError
-from umaserve.forms import TOLD_IN_WORDS
-from umaserve.messages import Generate
-from umaserve.outputs import ModelInfo
-from umaserve.queries import Answer, CountPrompt, Pair, Query, Tokenize
+from umaserve.core.errors import ContextExceeded, Fault, RequestError
+from umaserve.core.events import ModelInfo
+from umaserve.core.queries import Answer, CountPrompt, Pair, Query, Tokenize
+from umaserve.core.requests import Generate
+from umaserve.core.tool_call_format import TOLD_IN_WORDS
 from umaserve.remote.failures import REQUEST_ERRORS
 from umaserve.remote.server import Loaded
 from umaserve.remote.values import Codec, Coder, Malformed, Tail
-from umaserve.serving.ticks import Chunk, Sampler, Tick, TickResult, media_ids
+from umaserve.sessions.engine_api import Chunk, Sampler, Tick, TickResult, media_ids
 from umaserve.settings.daemon import Config
 
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.settings.relay import SETTINGS as RELAY_SETTINGS
 from umaserve.settings.sources import Conflict, Loaded

@@ -16,9 +16,9 @@ import yaml
 
 from umaserve.cli import main
 from umaserve.commands import pull
-from umaserve.daemon.loaded_model import NOT_LOADED
+from umaserve.core.metrics import ServingMetrics
 from umaserve.daemon.vllm_metrics import vllm_metrics
-from umaserve.metrics import ServingMetrics
+from umaserve.models.loaded_model import NOT_LOADED
 from umaserve.settings.daemon import SETTINGS as DAEMON
 from umaserve.settings.relay import SETTINGS as RELAY
 
@@ -99,7 +99,7 @@ def test_flags_ports_and_probes_are_the_programs_own(name: str, deployment: dict
     (port,) = container["ports"]
     assert int(address.rpartition(":")[2]) == port["containerPort"]
     assert "*" in config.allow_host, "the kubelet calls by address"
-    room = "relay" if container["args"][0] == "relay" else "daemon"
+    room = "relay/http" if container["args"][0] == "relay" else "daemon/http"
     known = json.loads((ROOT / "umaserve" / room / "openapi.json").read_text())["paths"]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         if probe in container:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umaserve.errors import ConfigError
-from umaserve.model_names import MAX_NAME
+from umaserve.core.errors import ConfigError
+from umaserve.core.model_names import MAX_NAME
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.settings.model_files import ModelFile, grouped, in_folder, name_of, size_of
 from umaserve.settings.models import OWN, PER_MODEL, Catalogue, ModelSpec, check_files, read

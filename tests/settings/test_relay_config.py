@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.settings import daemon as config
 from umaserve.settings import relay as relay_config
 from umaserve.settings import worker as worker_config

@@ -25,13 +25,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from routes import facts
 from standin import SteppedWorker
 
-from umaserve.daemon.speech_exchange import SpeechExchange
+from umaserve.daemon.http.speech_exchange import SpeechExchange
 from umaserve.dialects.openai.routes import DIALECT as OPENAI
 from umaserve.media import sound_decoder
 from umaserve.media.sound_encoder import SoundEncoder
-from umaserve.serving import content_filter
-from umaserve.serving.caller import Caller
-from umaserve.serving.sessions import SessionManager
+from umaserve.sessions import content_filter
+from umaserve.sessions.caller import Caller
+from umaserve.sessions.manager import SessionManager
 from umaserve.settings.daemon import Config
 from umaserve.speech import reference as under_test
 from umaserve.speech.load import load

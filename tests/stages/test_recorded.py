@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from umaserve.errors import Fault, RequestError
-from umaserve.outputs import Finished, FinishReason, Output, Spoken, Token, Usage
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Finished, FinishReason, Output, Spoken, Token, Usage
 from umaserve.stages.recorded import RecordedAnswer
 
 ANSWER = [Token("a", 1), Spoken(b"\0" * 4), Token("b", 2), Finished(FinishReason.STOP, Usage(1, 2))]

@@ -18,7 +18,7 @@ import pytest
 from clock import Clock
 from descriptors import opened_below
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.stages import recordings as under_test
 from umaserve.stages.recordings import OVERHEAD_BYTES, Recording, Recordings
 

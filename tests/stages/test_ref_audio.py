@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 import pytest
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.stages import ref_audio
 
 pytest.importorskip("av", reason="no media packages are installed (umaserve[media])")

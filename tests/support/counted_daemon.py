@@ -27,7 +27,7 @@ from umaserve.net.loop import Loop
 from umaserve.remote.channel import Channel
 from umaserve.remote.client import RemoteEngine
 from umaserve.remote.process import THREADS
-from umaserve.serving.ticks import Allowance, Outcome, Tick, TickResult
+from umaserve.sessions.engine_api import Allowance, Outcome, Tick, TickResult
 from umaserve.settings.daemon import Config
 from umaserve.settings.models import Catalogue, ModelSpec
 
@@ -89,7 +89,7 @@ class CountingEngine(StandInEngine):
 
 
 class Handle:
-    """Implements ``daemon.engine_place.EngineHandle``: the engine is in this process, behind its sockets as ever."""
+    """Implements ``models.engine_supervisor.EngineHandle``. The engine is in this process, behind its sockets."""
 
     life = None
     pid = os.getpid()

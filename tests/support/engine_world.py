@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from standin import SteppedWorker
 
+from umaserve.core.errors import RequestError
+from umaserve.core.events import Finished, FinishReason, Output, Token
+from umaserve.core.requests import ChatTurn, Generate, Sampling, TokenIds
 from umaserve.engine.engine import load
-from umaserve.errors import RequestError
-from umaserve.messages import ChatTurn, Generate, Sampling, TokenIds
-from umaserve.outputs import Finished, FinishReason, Output, Token
-from umaserve.serving.caller import Caller
-from umaserve.serving.scheduler import Scheduler
-from umaserve.serving.sessions import SessionManager
-from umaserve.serving.targets import Targets
+from umaserve.scheduler.scheduler import Scheduler
+from umaserve.sessions.caller import Caller
+from umaserve.sessions.manager import SessionManager
+from umaserve.sessions.targets import Targets
 from umaserve.settings.daemon import Config
 
 CALLER = Caller("uds", "uid:1000")

@@ -8,7 +8,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from umaserve.engine.constraint import Constraint
+from umaserve.engine.sampling.constraint import Constraint
 
 _TOKENIZER = LLTokenizer("byte")
 BYTES: Any = SimpleNamespace(

@@ -11,10 +11,10 @@ from standin import StandInVoice
 from world import DaemonWorld
 
 from umaserve.access.gate import Gate, Names
-from umaserve.daemon.site import DaemonSite
+from umaserve.daemon.http.site import DaemonSite
 from umaserve.http.connection import Client, HttpConnection
 from umaserve.net.channel import Channel
-from umaserve.serving.questions import Question
+from umaserve.scheduler.questions import Question
 from umaserve.settings.daemon import Config
 from umaserve.wire.websocket import WebSocketCodec
 

@@ -100,7 +100,7 @@ def _dated(prompt: str, today: datetime) -> str:
 
 
 def main() -> None:
-    from umaserve.engine.model import find
+    from umaserve.engine.llama.model import find
 
     table: dict[str, dict[str, str]] = {}
     for path in sorted(FOLDER.glob("*.jinja")):

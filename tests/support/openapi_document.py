@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import jsonschema
 
-from umaserve.daemon.pages import DOCUMENT as PUBLISHED
+from umaserve.daemon.http.pages import DOCUMENT as PUBLISHED
 
 DOCUMENT = json.loads(PUBLISHED)
 OPERATIONS = [(path, method, op) for path, item in DOCUMENT["paths"].items() for method, op in item.items()]

@@ -8,7 +8,7 @@ import threading
 from umaserve.remote.channel import Channel
 from umaserve.remote.client import RemoteEngine
 from umaserve.remote.server import Server
-from umaserve.serving.ticks import Allowance, Engine
+from umaserve.sessions.engine_api import Allowance, Engine
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import Voice
 

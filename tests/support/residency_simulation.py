@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from umaserve.serving.residency import plan, retry_pause_s
-from umaserve.serving.residency_snapshot import Model, Snapshot, State
+from umaserve.models.residency import plan, retry_pause_s
+from umaserve.models.residency_snapshot import Model, Snapshot, State
 
 UNLOADING_S = 0.5
 

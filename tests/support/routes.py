@@ -7,14 +7,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from umaserve.daemon.pages import own_pages
-from umaserve.daemon.routes import DIALECTS
+from umaserve.core.events import ListedModel, ModelInfo, ModelState
+from umaserve.daemon.http.pages import own_pages
+from umaserve.daemon.http.routes import DIALECTS
 from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import HttpDialect, Route
 from umaserve.dialects.responses.kept import KeptResponses
-from umaserve.outputs import ListedModel, ModelInfo, ModelState
-from umaserve.serving.caller import Caller
+from umaserve.sessions.caller import Caller
 from umaserve.settings.daemon import Config
 
 MODEL_INFO = ModelInfo(
@@ -63,7 +63,7 @@ _LOADING = _Loading(
     unload=lambda _name: None,
     listed=lambda: [replace(listed(MODEL_INFO), state=ModelState.LOADING, info=None)],
 )
-"""What services need of ``daemon.models.Models``, while the model loads."""
+"""What services need of ``models.registry.Models``, while the model loads."""
 
 
 def dialects(**settings: Any) -> list[HttpDialect]:

@@ -9,16 +9,16 @@ from clock import Clock
 from remote_engine import remote_engine
 from standin import DEFAULT_MAX_TOKENS, StandInEngine, SteppedWorker, answer
 
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import ChatTurn, Generate, Modify, Pause, Resume, TokenIds
-from umaserve.outputs import Finished, FinishReason, Output, Started, Steered, Token
-from umaserve.serving.caller import Caller
-from umaserve.serving.content_filter import ContentFilter
-from umaserve.serving.observer import observe_end
-from umaserve.serving.scheduler import Scheduler
-from umaserve.serving.session import Session
-from umaserve.serving.sessions import SessionManager
-from umaserve.serving.targets import Targets
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Finished, FinishReason, Output, Started, Steered, Token
+from umaserve.core.requests import ChatTurn, Generate, Modify, Pause, Resume, TokenIds
+from umaserve.scheduler.observer import observe_end
+from umaserve.scheduler.scheduler import Scheduler
+from umaserve.sessions.caller import Caller
+from umaserve.sessions.content_filter import ContentFilter
+from umaserve.sessions.manager import SessionManager
+from umaserve.sessions.session import Session
+from umaserve.sessions.targets import Targets
 
 ORIGIN = Caller("uds", "uid:1000")
 

@@ -9,14 +9,14 @@ from clock import Clock
 from scheduler_world import ORIGIN, Client
 from standin import StandInEngine, SteppedWorker
 
-from umaserve.messages import Generate, Pause
-from umaserve.serving.cost_model import Cost
-from umaserve.serving.kv_operations import Divide
-from umaserve.serving.neighbours import Neighbours
-from umaserve.serving.scheduler import Scheduler
-from umaserve.serving.sessions import SessionManager
-from umaserve.serving.targets import Targets
-from umaserve.serving.ticks import Tick, TickResult
+from umaserve.core.requests import Generate, Pause
+from umaserve.scheduler.other_models import Neighbours
+from umaserve.scheduler.scheduler import Scheduler
+from umaserve.sessions.cost_model import Cost
+from umaserve.sessions.engine_api import Tick, TickResult
+from umaserve.sessions.kv_operations import Divide
+from umaserve.sessions.manager import SessionManager
+from umaserve.sessions.targets import Targets
 
 TARGET_S = 0.1
 DIVIDE_S = 0.15

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import ChatTurn, Generate, Infill, MixedText, TokenIds
-from umaserve.outputs import Logprobs, ModelInfo, Scored
-from umaserve.queries import (
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Logprobs, ModelInfo, Scored
+from umaserve.core.queries import (
     ApplyTemplate,
     Counted,
     CountPrompt,
@@ -29,8 +28,8 @@ from umaserve.queries import (
     Tokenize,
     Tokenized,
 )
-from umaserve.serving.kv_operations import Copy, Divide, KVOperation, Load, Move, Release, Save, Shed
-from umaserve.serving.ticks import (
+from umaserve.core.requests import ChatTurn, Generate, Infill, MixedText, TokenIds
+from umaserve.sessions.engine_api import (
     Adapters,
     Capacity,
     Chunk,
@@ -48,6 +47,7 @@ from umaserve.serving.ticks import (
     YieldPoint,
     media_ids,
 )
+from umaserve.sessions.kv_operations import Copy, Divide, KVOperation, Load, Move, Release, Save, Shed
 from umaserve.speech.voice import SpeechError
 
 END = 0
@@ -213,7 +213,7 @@ class StandInSampler:
 
 
 class StandInEngine:
-    """Implements ``serving.ticks.Engine`` and asserts what the seam promises.
+    """Implements ``sessions.engine_api.Engine`` and asserts what the seam promises.
 
     ``failures`` holds what the next ticks with runs end in: an outcome, an exception, or ``None`` for a tick that
     goes well. A prompt of "raise" makes ``prepare`` raise, one of "refuse" makes it refuse, and so do ``change`` and
@@ -539,7 +539,7 @@ def _logprobs(run: Run, token: int) -> Logprobs:
 
 
 class SteppedWorker:
-    """Implements ``serving.scheduler.Worker`` on the caller's thread: a job runs when the test says so."""
+    """Implements ``scheduler.scheduler.Worker`` on the caller's thread: a job runs when the test says so."""
 
     def __init__(self) -> None:
         self.jobs: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()

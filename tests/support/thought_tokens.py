@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from umaserve.forms import THINK_TAGS
-from umaserve.outputs import Token
-from umaserve.thoughts import ThoughtSplitter, split
+from umaserve.chat_format.thoughts import ThoughtSplitter, split
+from umaserve.core.events import Token
+from umaserve.core.tool_call_format import THINK_TAGS
 
 
 def split_tokens(texts: Iterable[str], *, opened: bool = False) -> list[Token]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from umaserve.forms import TOLD_IN_WORDS, ParameterForm, Slot, ToolForm
+from umaserve.core.tool_call_format import TOLD_IN_WORDS, ParameterForm, Slot, ToolForm
 
 TYPES = ("string", "number", "boolean", "object", "array")
 

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 from clock import Clock
 from standin import StandInEngine, StandInVoice, SteppedWorker
 
+from umaserve.core.events import ListedModel, Metrics, ModelInfo, ModelState
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.services import Services
 from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
-from umaserve.outputs import ListedModel, Metrics, ModelInfo, ModelState
-from umaserve.serving.questions import Question, Questions
-from umaserve.serving.sessions import SessionManager
+from umaserve.scheduler.questions import Question, Questions
+from umaserve.sessions.manager import SessionManager
 from umaserve.settings.daemon import Config
 from umaserve.stages.recordings import Recordings
 from umaserve.stages.spoken import Speech
@@ -45,7 +45,7 @@ class World:
 
 
 class StandInModels:
-    """Implements what services need of ``daemon.models.Models``, with one model."""
+    """Implements what services need of ``models.registry.Models``, with one model."""
 
     def __init__(self, world: DaemonWorld) -> None:
         self._world = world

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.system.descriptors import OWN_DESCRIPTORS, raise_descriptor_limit
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from umaserve.system import child, macos, missing, pages
+from umaserve.system import child, macos, madvise, missing
 from umaserve.system.cores import processor, usable_cores
 from umaserve.system.descriptors import raise_descriptor_limit
 from umaserve.system.memory import MemoryPressure, available_bytes, resident_bytes
@@ -135,9 +135,9 @@ def test_pages_are_given_back_so_that_they_are_free_at_once(mac: Mac, monkeypatc
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
     with mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory[:5] = b"bytes"
-        pages.prefer_huge(memory)
+        madvise.prefer_huge(memory)
         assert memory[:5] == b"bytes"
-        pages.give_back(memory)
+        madvise.give_back(memory)
         memory[:5] = b"again"
 
 

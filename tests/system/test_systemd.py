@@ -23,7 +23,7 @@ import pytest
 from daemon import Daemon
 
 from bench import standin_projectors as projectors
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.settings.daemon import Config
 from umaserve.settings.relay import SETTINGS as RELAY_SETTINGS
 from umaserve.system import systemd

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from umaserve.errors import Fault, RequestError
+from umaserve.core.errors import Fault, RequestError
 from umaserve.wire.fields import MAX_KEYS, MAX_VALUES, parse_json
 
 

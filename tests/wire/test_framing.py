@@ -12,7 +12,7 @@ from frames import uds_frame
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from umaserve.errors import Fault, RequestError
+from umaserve.core.errors import Fault, RequestError
 from umaserve.wire.framing import FrameCodec, LineCodec
 
 # A busy machine is no fault of the code.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from umaserve.errors import RequestError
+from umaserve.core.errors import RequestError
 from umaserve.wire import fields, long_texts
 from umaserve.wire.fields import parse_json
 

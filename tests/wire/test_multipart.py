@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umaserve.errors import Fault, RequestError
+from umaserve.core.errors import Fault, RequestError
 from umaserve.wire import multipart
 from umaserve.wire.multipart import MAX_HEAD_BYTES, MAX_PART_HEADERS, MAX_PARTS, Part, read_form, write_form
 

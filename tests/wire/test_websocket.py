@@ -24,7 +24,7 @@ from websockets.protocol import State as PeerState
 from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
-from umaserve.errors import Fault
+from umaserve.core.errors import Fault
 from umaserve.wire.http11 import HttpCodec
 from umaserve.wire.http_head import Refusal, Request
 from umaserve.wire.websocket import MAX_FRAME_BYTES, PIECES_PER_CALL, Message, State, WebSocketCodec

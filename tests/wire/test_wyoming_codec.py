@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wyoming import event as reference
 
-from umaserve.errors import Fault, RequestError
+from umaserve.core.errors import Fault, RequestError
 from umaserve.wire.pcm import mono
 from umaserve.wire.wyoming import Event, WyomingCodec, encode
 

@@ -11,11 +11,11 @@ import pytest
 from worker_wire import BackendPeer, LoopThread, Server
 from world import DaemonWorld
 
+from umaserve.core.events import Token
 from umaserve.daemon import relay_backend
 from umaserve.daemon.connection import Connection
 from umaserve.daemon.relay_backend import DaemonBackend
 from umaserve.dialects.generate.conversation import GenerateDialect
-from umaserve.outputs import Token
 from umaserve.settings.daemon import Config
 from umaserve.wire.fields import MAX_VALUES
 from umaserve.wire.relay_codec import encode, parse_from_worker

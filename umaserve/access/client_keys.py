@@ -18,9 +18,9 @@ from pathlib import Path
 
 import orjson
 
-from umaserve.errors import ConfigError, Fault, RequestError
-from umaserve.messages import Priority
-from umaserve.serving.rates import RateLimits
+from umaserve.core.errors import ConfigError, Fault, RequestError
+from umaserve.core.requests import Priority
+from umaserve.sessions.rates import RateLimits
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from umaserve.access.keys import Key, KeyFile
-from umaserve.errors import Fault, RequestError
-from umaserve.serving.caller import Caller
-from umaserve.serving.rates import RateLimits
+from umaserve.core.errors import Fault, RequestError
+from umaserve.sessions.caller import Caller
+from umaserve.sessions.rates import RateLimits
 from umaserve.settings.addresses import is_loopback, is_wildcard, parse_address
 from umaserve.wire.http_head import Refusal, Request, parse_authority, shown
 from umaserve.wire.multipart import MULTIPART
@@ -196,7 +196,7 @@ def _caller_of(key: Key, dialect: str, peer: str) -> Caller:
 
 
 def _is_local(peer: str) -> bool:
-    """Whether a peer, by its name in ``system.peers``, is on this machine."""
+    """Whether a peer, by its name in ``system.peer_credentials``, is on this machine."""
     return peer.startswith("uid:") or is_loopback(peer.removeprefix("ip:"))
 
 

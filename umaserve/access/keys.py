@@ -22,8 +22,8 @@ from typing import Any
 
 import orjson
 
-from umaserve.errors import ConfigError
-from umaserve.messages import Priority
+from umaserve.core.errors import ConfigError
+from umaserve.core.requests import Priority
 from umaserve.settings.kinds import Kind, choice, real
 from umaserve.wire.fields import kind_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from umaserve.model_names import DEFAULT, spellings
+from umaserve.core.model_names import DEFAULT, spellings
 from umaserve.settings.sources import nearest, printable
 
 

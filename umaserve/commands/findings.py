@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import orjson
 
+from umaserve.core.errors import ConfigError, ModelError
 from umaserve.engine import needs
-from umaserve.errors import ConfigError, ModelError
 from umaserve.net.tls import server_context
 from umaserve.settings.addresses import parse_address, parse_place
 from umaserve.settings.daemon import Config

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.settings.model_files import grouped, parts, quantization
 from umaserve.settings.sources import printable
 

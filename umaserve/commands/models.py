@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 
 from umaserve.commands.parser import Parser
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.settings.daemon import SETTINGS
 from umaserve.settings.model_files import parts
 from umaserve.settings.models import Catalogue, ModelSpec, read

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from umaserve.commands.hub import Offer, Repository, named, offers, opened
 from umaserve.commands.parser import Parser
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.settings.daemon import SETTINGS
 from umaserve.settings.sources import nearest, printable
 from umaserve.system.memory import UNKNOWN_BYTES, available_bytes

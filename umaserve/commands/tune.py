@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 from umaserve.commands import tune_table
 from umaserve.commands.tune_search import RULE, Change, Found, NoTimeLeft, search
-from umaserve.engine.model import find
+from umaserve.core.errors import ModelError
+from umaserve.engine.files.weights import Weights, choose
+from umaserve.engine.llama.model import find
 from umaserve.engine.speeds import Speeds, measured
-from umaserve.engine.weights import Weights, choose
-from umaserve.errors import ModelError
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.system import logs, program
 from umaserve.system.cores import usable_cores

@@ -8,16 +8,27 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import FeedbackKept, Finished, Output, Placed
+from umaserve.core.requests import (
+    Cancel,
+    Command,
+    Feedback,
+    Generate,
+    GetMetrics,
+    Modify,
+    Pause,
+    Reattach,
+    Replace,
+    Resume,
+)
 from umaserve.daemon.services import Services
 from umaserve.dialects.dialect import Dialect, Reply
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Cancel, Command, Feedback, Generate, GetMetrics, Modify, Pause, Reattach, Replace, Resume
 from umaserve.net.backlog import Backlog
 from umaserve.net.channel import READ_PER_TURN, Channel
-from umaserve.outputs import FeedbackKept, Finished, Output, Placed
-from umaserve.serving.caller import Caller
-from umaserve.serving.session import Hold
-from umaserve.serving.states import State
+from umaserve.sessions.caller import Caller
+from umaserve.sessions.session import Hold
+from umaserve.sessions.states import State
 from umaserve.stages.recorded import RecordedAnswer
 from umaserve.stages.spoken import SpokenAnswer
 

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from umaserve.daemon.left_file import Left
-from umaserve.daemon.model_sessions import ModelSessions
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Output
+from umaserve.daemon.handover_file import Left
 from umaserve.dialects.dialect import Dialect, Reply
 from umaserve.dialects.generate.generation import Kept
-from umaserve.errors import Fault, RequestError
+from umaserve.models.model_sessions import ModelSessions
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
-from umaserve.outputs import Output
-from umaserve.serving.begun import Begun
-from umaserve.serving.session import Hold, Session
+from umaserve.sessions.resumed import Begun
+from umaserve.sessions.session import Hold, Session
 
 log = logging.getLogger(__name__)
 

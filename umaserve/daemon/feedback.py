@@ -13,9 +13,9 @@ from typing import Any
 
 import orjson
 
-from umaserve.errors import ConfigError, Fault, RequestError
-from umaserve.messages import Feedback
-from umaserve.serving.caller import Caller
+from umaserve.core.errors import ConfigError, Fault, RequestError
+from umaserve.core.requests import Feedback
+from umaserve.sessions.caller import Caller
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Iterable, Mapping
 
-from umaserve.daemon.entrances import HTTP, Place
+from umaserve.daemon.listeners import HTTP, Place
 from umaserve.settings.addresses import is_wildcard, parse_address
 from umaserve.settings.daemon import Config
 from umaserve.system.unix_sockets import path_to_call

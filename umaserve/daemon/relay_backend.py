@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
+from umaserve.core.errors import RequestError
 from umaserve.daemon.connection import Connection
-from umaserve.daemon.exchange import Exchange, new_exchange
-from umaserve.daemon.routes import DIALECTS, Routes, max_body_bytes
+from umaserve.daemon.http.exchange import Exchange, new_exchange
+from umaserve.daemon.http.routes import DIALECTS, Routes, max_body_bytes
 from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import (
@@ -24,10 +25,9 @@ from umaserve.dialects.http import (
     TextReply,
 )
 from umaserve.dialects.responses.keeping import told_by_relay
-from umaserve.errors import RequestError
 from umaserve.net.channel import Channel, Handler
 from umaserve.net.loop import Loop
-from umaserve.serving.caller import Caller
+from umaserve.sessions.caller import Caller
 from umaserve.wire.http_head import TRACE_HEADER, Headers
 from umaserve.wire.http_head import Request as HttpRequest
 from umaserve.wire.relay_messages import BYTES, FLOW, FORMS, WEBSOCKET, Request
@@ -107,7 +107,7 @@ class DaemonBackend:
 
 
 class _Responder:
-    """Implements ``daemon.responder.Responder`` on a reply."""
+    """Implements ``daemon.http.responder.Responder`` on a reply."""
 
     def __init__(self, reply: Reply) -> None:
         self.congested = False

@@ -14,40 +14,40 @@ from typing import TYPE_CHECKING
 
 from umaserve.access.gate import Gate, Names
 from umaserve.access.keys import KeyFile
-from umaserve.daemon.catalogue_watch import CatalogueWatch
+from umaserve.core.errors import ConfigError, Fault, ModelError, RequestError
+from umaserve.core.events import Metrics
+from umaserve.core.exposition import exposition
+from umaserve.core.metrics import ServingMetrics
 from umaserve.daemon.detached import Detached
-from umaserve.daemon.ending import Ending
-from umaserve.daemon.engine_place import NewEngine
-from umaserve.daemon.entrances import Entrances
 from umaserve.daemon.feedback import FeedbackLog
 from umaserve.daemon.first_steps import first_steps
-from umaserve.daemon.housekeeping import keep_house
-from umaserve.daemon.known_models import KnownModels, file_of
-from umaserve.daemon.left_file import LeftFile
-from umaserve.daemon.model_sessions import ModelSessions
-from umaserve.daemon.models import Models
+from umaserve.daemon.handover_file import LeftFile
+from umaserve.daemon.http.routes import DIALECTS
+from umaserve.daemon.http.site import DaemonSite
+from umaserve.daemon.listeners import Entrances
+from umaserve.daemon.periodic import keep_house
 from umaserve.daemon.relay_links import DaemonLinks
-from umaserve.daemon.routes import DIALECTS
 from umaserve.daemon.services import Services
-from umaserve.daemon.site import DaemonSite
+from umaserve.daemon.shutdown import Ending
 from umaserve.daemon.vllm_metrics import use_of, vllm_metrics
 from umaserve.daemon.voices import Voices
 from umaserve.dialects.generate.routes import conversation
 from umaserve.dialects.responses.kept import KeptResponses
-from umaserve.errors import ConfigError, Fault, ModelError, RequestError
-from umaserve.exposition import exposition
-from umaserve.metrics import ServingMetrics
+from umaserve.models.catalogue_watch import CatalogueWatch
+from umaserve.models.engine_supervisor import NewEngine
+from umaserve.models.known_models import KnownModels, file_of
+from umaserve.models.model_sessions import ModelSessions
+from umaserve.models.registry import Models
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
-from umaserve.outputs import Metrics
 from umaserve.remote.voice import RemoteVoice
-from umaserve.serving import content_filter
-from umaserve.serving.admission import Admission
-from umaserve.serving.content_filter import ContentFilter
-from umaserve.serving.observer import observe_end
-from umaserve.serving.rates import Rates
-from umaserve.serving.session import Session
-from umaserve.serving.ticks import EngineLost
+from umaserve.scheduler.observer import observe_end
+from umaserve.sessions import content_filter
+from umaserve.sessions.admission import Admission
+from umaserve.sessions.content_filter import ContentFilter
+from umaserve.sessions.engine_api import EngineLost
+from umaserve.sessions.rates import Rates
+from umaserve.sessions.session import Session
 from umaserve.settings.models import Catalogue
 from umaserve.settings.reread import reread
 from umaserve.stages.recordings import Recordings

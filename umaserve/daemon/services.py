@@ -7,21 +7,21 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Metrics, ModelInfo
+from umaserve.core.requests import Generate, Infill, MixedText, Prompt, TokenIds
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.feedback import FeedbackLog
-from umaserve.daemon.model_sessions import ModelSessions
-from umaserve.daemon.models import Models
 from umaserve.dialects.facts import Facts, RunningAnswer
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.responses.kept import KeptResponses
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate, Infill, MixedText, Prompt, TokenIds
+from umaserve.models.model_sessions import ModelSessions
+from umaserve.models.registry import Models
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
-from umaserve.outputs import Metrics, ModelInfo
-from umaserve.serving.caller import Caller
-from umaserve.serving.content_filter import ContentFilter
-from umaserve.serving.session import Session
+from umaserve.sessions.caller import Caller
+from umaserve.sessions.content_filter import ContentFilter
+from umaserve.sessions.session import Session
 from umaserve.settings.daemon import Config
 from umaserve.stages.recordings import Recordings
 from umaserve.stages.ref_audio import RefAudio

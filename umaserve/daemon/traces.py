@@ -10,10 +10,10 @@ from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from umaserve.core.events import FinishReason
 from umaserve.net.collector import Collector, sending
-from umaserve.outputs import FinishReason
-from umaserve.serving.caller import Caller
-from umaserve.serving.session import Session
+from umaserve.sessions.caller import Caller
+from umaserve.sessions.session import Session
 
 PROVIDER = "umaserve"
 _WHOLE = {"done", *(reason.value for reason in FinishReason)}

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from umaserve.daemon.model_host import ModelHost
+from umaserve.models.model_host import ModelHost
 
 BLOCK_CELLS = 16
 """Gateways count KV cells by blocks, and compare prompts block by block. Here any number of cells is one; 16 is vLLM's

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from umaserve.errors import ConfigError
-from umaserve.messages import Audio
-from umaserve.outputs import VoiceInfo
+from umaserve.core.errors import ConfigError
+from umaserve.core.events import VoiceInfo
+from umaserve.core.requests import Audio
 from umaserve.remote.voice import RemoteVoice
 from umaserve.settings.daemon import Config
 from umaserve.speech.load import load as load_voice

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from umaserve import __version__
+from umaserve.core.errors import RequestError
 from umaserve.daemon.services import Services
 from umaserve.daemon.wyoming_tasks import Synthesis, Task, Transcription
 from umaserve.dialects.wyoming import replies
-from umaserve.errors import RequestError
 from umaserve.net.backlog import Backlog
 from umaserve.net.channel import READ_PER_TURN, Channel
-from umaserve.serving.caller import Caller
+from umaserve.sessions.caller import Caller
 from umaserve.wire.fields import Fields
 from umaserve.wire.wyoming import Event, WyomingCodec, encode
 

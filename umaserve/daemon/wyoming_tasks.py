@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from umaserve.daemon.reading import Reading
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Finished, Output, Placed, Spoken, Token
+from umaserve.core.requests import Sound
 from umaserve.daemon.services import Services
+from umaserve.daemon.text_to_speech_job import Reading
 from umaserve.dialects.transcription import check_end, transcription
 from umaserve.dialects.wyoming import replies, requests
 from umaserve.dialects.wyoming.requests import Listening, PcmFormat, misplaced
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Sound
-from umaserve.outputs import Finished, Output, Placed, Spoken, Token
-from umaserve.serving.caller import Caller
-from umaserve.serving.session import Session
+from umaserve.sessions.caller import Caller
+from umaserve.sessions.session import Session
 from umaserve.wire.pcm import mono
 from umaserve.wire.wyoming import Event
 

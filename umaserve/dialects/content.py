@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from umaserve.messages import Attachment, Audio, ChatTurn, Image, Media, Video
+from umaserve.core.requests import Attachment, Audio, ChatTurn, Image, Media, Video
 from umaserve.wire.fields import Fields, array, bad_request, media_data, out_of_range, string
 
 MAX_MEDIA = 64

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from umaserve.core.errors import ModelAwaited
+from umaserve.core.events import ListedModel, ModelInfo, VoiceInfo
+from umaserve.core.requests import Generate
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.responses.kept import TenantsResponses
-from umaserve.errors import ModelAwaited
-from umaserve.messages import Generate
-from umaserve.outputs import ListedModel, ModelInfo, VoiceInfo
 
 
 @dataclass(frozen=True, slots=True)

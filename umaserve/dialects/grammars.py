@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Grammar, Syntax
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.requests import Grammar, Syntax
 from umaserve.wire.fields import Fields, array, bad_request, dump_capped, out_of_range, string
 
 MAX_GRAMMAR_BYTES = 64 * 1024

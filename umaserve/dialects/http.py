@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import CacheMiss, Output
+from umaserve.core.queries import Answer, Query
+from umaserve.core.requests import Generate, SoundFormat
 from umaserve.dialects.dialect import Dialect
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate, SoundFormat
-from umaserve.outputs import CacheMiss, Output
-from umaserve.queries import Answer, Query
 from umaserve.wire.http_head import Headers, Refusal, Request
 
 JSON = "application/json"

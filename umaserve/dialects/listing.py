@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from umaserve.core.errors import ModelNotFound
+from umaserve.core.events import ListedModel
+from umaserve.core.model_names import DEFAULT, spellings
 from umaserve.dialects.facts import Facts
-from umaserve.errors import ModelNotFound
-from umaserve.model_names import DEFAULT, spellings
-from umaserve.outputs import ListedModel
 
 
 def find_model(models: Sequence[ListedModel], name: str) -> ListedModel | None:

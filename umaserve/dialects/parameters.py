@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.model_names import DEFAULT
+from umaserve.core.requests import ChatTurn, Generate, Priority, Sampling
 from umaserve.dialects.grammars import grammar
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import ChatTurn, Generate, Priority, Sampling
-from umaserve.model_names import DEFAULT
 from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, dump_capped, number, out_of_range, parse_json, string
 
 MAX_ID_BYTES = 256

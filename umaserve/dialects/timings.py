@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from umaserve.outputs import Prefilling, Timing, Usage
+from umaserve.core.events import Prefilling, Timing, Usage
 
 
 def timings(usage: Usage, timing: Timing) -> dict[str, float]:

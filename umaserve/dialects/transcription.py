@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Finished, FinishReason, ModelInfo
+from umaserve.core.requests import Attachment, ChatTurn, Generate, Sampling, Sound, SoundLimit
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, within_cap
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Attachment, ChatTurn, Generate, Sampling, Sound, SoundLimit
-from umaserve.outputs import Finished, FinishReason, ModelInfo
 
 _TRANSCRIBE = "Transcribe the speech in this recording word for word. Answer with the transcript only."
 _TRANSLATE = "Translate the speech in this recording into English. Answer with the translation only."

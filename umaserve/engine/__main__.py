@@ -15,12 +15,12 @@ from collections.abc import Callable
 from umaserve.engine.checked_loading import load_checked
 from umaserve.engine.engine import LlamaEngine
 from umaserve.engine.last_words import LastWords
-from umaserve.engine.llama_voice import LlamaVoice
-from umaserve.engine.model import find
-from umaserve.engine.rendering import RENDERER
+from umaserve.engine.llama.model import find
+from umaserve.engine.template.rendering import RENDERER
+from umaserve.engine.tts.llama_voice import LlamaVoice
 from umaserve.remote.channel import Channel
 from umaserve.remote.server import Server
-from umaserve.serving.ticks import Allowance
+from umaserve.sessions.engine_api import Allowance
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import Samples
 from umaserve.system import logs, program, threads

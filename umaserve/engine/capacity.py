@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from umaserve.engine import backends
-from umaserve.engine.batch import Batch
-from umaserve.engine.cells import saved_bytes
+from umaserve.engine.llama import backends
+from umaserve.engine.llama.batch import Batch
+from umaserve.engine.llama.cells import saved_bytes
+from umaserve.engine.llama.model import Model
 from umaserve.engine.loading import on_cpu
-from umaserve.engine.model import Model
-from umaserve.serving.ticks import Capacity, SavedBytes
+from umaserve.sessions.engine_api import Capacity, SavedBytes
 from umaserve.settings.daemon import Config
 
 KEPT_ON_CPU = 16

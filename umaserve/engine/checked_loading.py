@@ -6,12 +6,13 @@ import dataclasses
 import os
 from collections.abc import Callable
 
-from umaserve.engine import gguf, needs
+from umaserve.engine import needs
 from umaserve.engine.engine import LlamaEngine
+from umaserve.engine.files import gguf
 from umaserve.engine.last_words import Begins, untold
+from umaserve.engine.llama.model import find
 from umaserve.engine.loading import load_model
-from umaserve.engine.model import find
-from umaserve.serving.ticks import Allowance
+from umaserve.sessions.engine_api import Allowance
 from umaserve.settings.daemon import Config
 
 

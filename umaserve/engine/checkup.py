@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import orjson
 
-from umaserve.engine import backends, gguf, weights
-from umaserve.engine.chat_template import read
+from umaserve.core.errors import ConfigError, ModelError
+from umaserve.core.tool_call_format import TOLD_IN_WORDS
 from umaserve.engine.engine import chat_template_of
-from umaserve.engine.model import Model, find
-from umaserve.errors import ConfigError, ModelError
-from umaserve.forms import TOLD_IN_WORDS
+from umaserve.engine.files import gguf, weights
+from umaserve.engine.llama import backends
+from umaserve.engine.llama.model import Model, find
+from umaserve.engine.template.chat_template import read
 from umaserve.settings.daemon import Config
 from umaserve.system import logs, program
 

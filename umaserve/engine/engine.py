@@ -12,34 +12,44 @@ import llama_cpp
 import numpy as np
 import numpy.ctypeslib  # Imported now: numpy would import it at the first logits, when descriptors may be exhausted.
 
-from umaserve.engine.adapters import LoraAdapters
-from umaserve.engine.batch import Batch
-from umaserve.engine.candidates import Logits
+from umaserve.chat_format.thought_form import marks_in
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Logprobs
+from umaserve.core.queries import Answer, Embed, Embedded, Query
+from umaserve.core.requests import Generate
+from umaserve.core.tool_call_format import THINK_TAGS
 from umaserve.engine.capacity import capacity_of, lacks_of, limit_kept_states, max_draft_tokens
-from umaserve.engine.cells import Cells, saved_bytes
-from umaserve.engine.chat_template import CHATML, ChatTemplate
-from umaserve.engine.disk import open_disk
-from umaserve.engine.drafting import Drafter
-from umaserve.engine.embedding import Embedder, pools
+from umaserve.engine.files.disk import open_disk
 from umaserve.engine.last_words import Begins, untold
+from umaserve.engine.llama.adapters import LoraAdapters
+from umaserve.engine.llama.batch import Batch
+from umaserve.engine.llama.cells import Cells, saved_bytes
+from umaserve.engine.llama.drafting import Drafter
+from umaserve.engine.llama.embedding import Embedder, pools
+from umaserve.engine.llama.model import Model, find
 from umaserve.engine.loading import load_model
-from umaserve.engine.media import MediaReader
-from umaserve.engine.media_batch import MediaBatch
-from umaserve.engine.model import Model, find
+from umaserve.engine.media.media_batch import MediaBatch
+from umaserve.engine.media.projector import MediaChunk, Projector
+from umaserve.engine.media.reader import MediaReader
 from umaserve.engine.preparation import Preparation
-from umaserve.engine.projector import MediaChunk, Projector
-from umaserve.engine.steps import Sampled, Step
-from umaserve.engine.thought_form import marks_in
-from umaserve.engine.tick_sampling import TickSampling
+from umaserve.engine.sampling.candidates import Logits
+from umaserve.engine.sampling.steps import Sampled, Step
+from umaserve.engine.sampling.tick_sampling import TickSampling
+from umaserve.engine.template.chat_template import CHATML, ChatTemplate
 from umaserve.engine.trial import try_out
-from umaserve.errors import Fault, RequestError
-from umaserve.forms import THINK_TAGS
-from umaserve.messages import Generate
-from umaserve.outputs import Logprobs
-from umaserve.queries import Answer, Embed, Embedded, Query
-from umaserve.serving.decodes import decodes
-from umaserve.serving.kv_operations import Divide, Move, Release
-from umaserve.serving.ticks import Chunk, Listing, Outcome, Prepared, Run, SavedBytes, Tick, TickResult, YieldPoint
+from umaserve.sessions.decodes import decodes
+from umaserve.sessions.engine_api import (
+    Chunk,
+    Listing,
+    Outcome,
+    Prepared,
+    Run,
+    SavedBytes,
+    Tick,
+    TickResult,
+    YieldPoint,
+)
+from umaserve.sessions.kv_operations import Divide, Move, Release
 from umaserve.settings.daemon import Config
 
 log = logging.getLogger(__name__)
@@ -52,8 +62,8 @@ def load(config: Config, progress: Callable[[float], bool], chat_template: str |
 
 
 class LlamaEngine:
-    """Implements ``serving.ticks.Engine`` on llama.cpp. ``run`` is called on the compute thread, or on the preparing
-    one for a tick that only divides the cells; ``close`` after it."""
+    """Implements ``sessions.engine_api.Engine`` on llama.cpp. ``run`` is called on the compute thread, or on the
+    preparing one for a tick that only divides the cells; ``close`` after it."""
 
     def __init__(self, model: Model, config: Config, chat_template: str | None = None, begins: Begins = untold) -> None:
         self._model = model

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import llama_cpp
 
-from umaserve.engine import gguf
-from umaserve.errors import ModelError
+from umaserve.core.errors import ModelError
+from umaserve.engine.files import gguf
 
 Begins = Callable[[str, str], None]
 """Says which file is worked on from now on: its kind ("model", "mmproj", "voice") and path."""

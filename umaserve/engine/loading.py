@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from umaserve.engine import backends
-from umaserve.engine.model import Model
-from umaserve.engine.weights import choose
-from umaserve.errors import ModelError
+from umaserve.core.errors import ModelError
+from umaserve.engine.files.weights import choose
+from umaserve.engine.llama import backends
+from umaserve.engine.llama.model import Model
 from umaserve.settings.daemon import Config
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import orjson
 
-from umaserve.errors import TooLarge
+from umaserve.core.errors import TooLarge
 from umaserve.settings.daemon import Config
 from umaserve.system import program
 
@@ -69,7 +69,7 @@ def measured(path: str, config: Config, wanted: Callable[[], bool], *, sequences
     settings = {name: getattr(config, name) for name in _SETTINGS}
     arguments = (path, orjson.dumps(settings).decode(), str(sequences))
     try:
-        found = program.run("umaserve.engine.empty_model", *arguments, wanted=wanted, max_s=MAX_S)
+        found = program.run("umaserve.engine.files.empty_model", *arguments, wanted=wanted, max_s=MAX_S)
     except program.Cancelled:
         return None
     except (OSError, program.ProgramError) as error:

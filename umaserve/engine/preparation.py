@@ -9,24 +9,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from umaserve.engine.adapters import LoraAdapters
-from umaserve.engine.chat_template import ChatTemplate
-from umaserve.engine.constraint import MAX_COMPILING_S, Constraint, Vocabulary
-from umaserve.engine.grammar import NESTED, lark_of
-from umaserve.engine.infill import infill_tokens
-from umaserve.engine.logprobs import MAX_PROMPT_ENTRIES
-from umaserve.engine.loose_tools import loosened, outlined
-from umaserve.engine.media import MediaReader, Prompt
-from umaserve.engine.model import Model
-from umaserve.engine.plain_content import PlainContent
-from umaserve.engine.reranking import pair_tokens
-from umaserve.engine.sampling import Sampler
-from umaserve.engine.thinking import AfterThoughts, Thinking
-from umaserve.engine.tool_grammar import CallGrammar, of_tools
-from umaserve.errors import ContextExceeded, Fault, RequestError
-from umaserve.forms import ThoughtForm, ToolForm
-from umaserve.messages import ChatTurn, Generate, Infill, MixedText, Sampling, Syntax, TokenIds, Tool
-from umaserve.queries import (
+from umaserve.chat_format.thoughts import ThoughtSplitter
+from umaserve.core.errors import ContextExceeded, Fault, RequestError
+from umaserve.core.queries import (
     Answer,
     ApplyTemplate,
     Counted,
@@ -40,8 +25,23 @@ from umaserve.queries import (
     Tokenize,
     Tokenized,
 )
-from umaserve.serving.ticks import Prepared
-from umaserve.thoughts import ThoughtSplitter
+from umaserve.core.requests import ChatTurn, Generate, Infill, MixedText, Sampling, Syntax, TokenIds, Tool
+from umaserve.core.tool_call_format import ThoughtForm, ToolForm
+from umaserve.engine.grammar.grammar import NESTED, lark_of
+from umaserve.engine.grammar.loose_tools import loosened, outlined
+from umaserve.engine.grammar.tool_grammar import CallGrammar, of_tools
+from umaserve.engine.llama.adapters import LoraAdapters
+from umaserve.engine.llama.model import Model
+from umaserve.engine.llama.reranking import pair_tokens
+from umaserve.engine.media.reader import MediaReader, Prompt
+from umaserve.engine.sampling.constraint import MAX_COMPILING_S, Constraint, Vocabulary
+from umaserve.engine.sampling.logprobs import MAX_PROMPT_ENTRIES
+from umaserve.engine.sampling.sampler import Sampler
+from umaserve.engine.sampling.thinking import AfterThoughts, Thinking
+from umaserve.engine.template.chat_template import ChatTemplate
+from umaserve.engine.template.infill import infill_tokens
+from umaserve.engine.template.plain_content import PlainContent
+from umaserve.sessions.engine_api import Prepared
 
 MAX_MARK_TOKENS = 32
 """The most tokens in the mark that opens thoughts, with white space."""

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import orjson
 
+from umaserve.core.errors import ConfigError, ModelError, RequestError
+from umaserve.core.requests import Generate, TokenIds
 from umaserve.engine.engine import LlamaEngine, load
 from umaserve.engine.speeds import REFUSED, Speeds
-from umaserve.errors import ConfigError, ModelError, RequestError
-from umaserve.messages import Generate, TokenIds
-from umaserve.serving.kv_operations import Copy, Divide, KVOperation, Release
-from umaserve.serving.ticks import Outcome, Run, Tick
+from umaserve.sessions.engine_api import Outcome, Run, Tick
+from umaserve.sessions.kv_operations import Copy, Divide, KVOperation, Release
 from umaserve.settings.daemon import SETTINGS
 from umaserve.system import program
 from umaserve.system.cores import CoreCounter

@@ -9,9 +9,9 @@ import string
 
 import llama_cpp
 
-from umaserve.engine.embedding import Embedder
-from umaserve.engine.model import Model
-from umaserve.errors import RequestError
+from umaserve.core.errors import RequestError
+from umaserve.engine.llama.embedding import Embedder
+from umaserve.engine.llama.model import Model
 
 MAX_COMPUTED = 4 << 30
 """Bytes of weights, which are all read. With more, a slow disk would take minutes."""

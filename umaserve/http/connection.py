@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from umaserve.core.errors import RequestError
 from umaserve.dialects.http import ErrorReply
-from umaserve.errors import RequestError
 from umaserve.net.backlog import Backlog
 from umaserve.net.channel import READ_PER_TURN, Channel, Handler
 from umaserve.net.input_budget import InputBudget

@@ -12,7 +12,7 @@ import socket
 import stat
 from collections.abc import Callable
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.net.loop import READ, Loop
 from umaserve.system.unix_sockets import MAX_PATH_BYTES, bind
 

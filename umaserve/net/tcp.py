@@ -6,7 +6,7 @@ import errno
 import logging
 import socket
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.net.listeners import BACKLOG
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 
 _MAX_RECORD = 16 * 1024
 _MAX_PEM = 1024 * 1024

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 from umaserve.access.attempts import FailedAttempts
 from umaserve.access.client_keys import ClientKeys
 from umaserve.access.gate import Gate, Names
-from umaserve.errors import ConfigError
-from umaserve.exposition import exposition
+from umaserve.core.errors import ConfigError
+from umaserve.core.exposition import exposition
 from umaserve.http.connection import Client, HttpConnection
 from umaserve.net.channel import Channel
 from umaserve.net.listeners import Listener
 from umaserve.net.loop import Loop
 from umaserve.net.tcp import tcp_sockets
 from umaserve.net.tls import Tls, server_context
-from umaserve.relay.accounts import Accounts
-from umaserve.relay.admin import Admin
-from umaserve.relay.outcomes import COUNTED
-from umaserve.relay.peers import Meeting, Peers
-from umaserve.relay.pool import Pool, PoolLimits
-from umaserve.relay.site import Doors, RelaySite
+from umaserve.relay.http.admin import Admin
+from umaserve.relay.http.site import Doors, RelaySite
+from umaserve.relay.peers.peers import Meeting, Peers
+from umaserve.relay.pool.accounts import Accounts
+from umaserve.relay.pool.pool import Pool, PoolLimits
+from umaserve.relay.pool.request_log import COUNTED
 from umaserve.settings.addresses import is_loopback, parse_address
 from umaserve.settings.relay import RelayConfig
 from umaserve.settings.reread import reread
@@ -36,7 +36,7 @@ from umaserve.system.signals import Signals
 from umaserve.system.threads import ThreadWatch
 
 if TYPE_CHECKING:
-    from umaserve.relay.redis_link import Credentials
+    from umaserve.relay.peers.redis_link import Credentials
     from umaserve.relay.traces import Traces
 
 log = logging.getLogger(__name__)

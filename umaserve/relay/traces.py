@@ -8,8 +8,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from umaserve.net.collector import Collector
-from umaserve.relay.request import RelayedRequest
-from umaserve.relay.states import State
+from umaserve.relay.pool.request import RelayedRequest
+from umaserve.relay.pool.states import State
 from umaserve.wire.http_head import TRACE_HEADER
 
 _FORM = TraceContextTextMapPropagator()

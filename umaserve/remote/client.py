@@ -11,15 +11,15 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from umaserve import __version__
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate
-from umaserve.queries import Answer, Embed, Embedded, Query
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.queries import Answer, Embed, Embedded, Query
+from umaserve.core.requests import Generate
 from umaserve.remote.channel import Channel, Kind, Lost
 from umaserve.remote.failures import FAILURES, CallbackFailed, error_of
 from umaserve.remote.frames import TooLarge
 from umaserve.remote.server import Ask, calls
 from umaserve.remote.values import Coder, Malformed, Tail
-from umaserve.serving.ticks import Allowance, Chunk, EngineLost, Listing, Prepared, Tick, TickResult, YieldPoint
+from umaserve.sessions.engine_api import Allowance, Chunk, EngineLost, Listing, Prepared, Tick, TickResult, YieldPoint
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import Samples
 
@@ -46,8 +46,8 @@ class Borrowed:
 
 
 class RemoteEngine:
-    """Implements ``serving.ticks.Engine``. Each thread that calls it gets one of the channels, in the order of their
-    first calls. All methods raise ``EngineLost``."""
+    """Implements ``sessions.engine_api.Engine``. Each thread that calls it gets one of the channels, in the order of
+    their first calls. All methods raise ``EngineLost``."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class RemoteEngine:
         speaker: Samples | None = None,
     ) -> None:
         """Have the model loaded, and the voice of ``tts_model``, whose default speaker is ``speaker``. Raises
-        ``ModelError``. ``progress`` is as in ``daemon.engine_place.EngineHandle``."""
+        ``ModelError``. ``progress`` is as in ``models.engine_supervisor.EngineHandle``."""
         self._channels = channels
         self._unused = list(reversed(channels))
         self._mine = threading.local()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from umaserve.errors import ContextExceeded, Fault, ModelError, RequestError, TooLarge
+from umaserve.core.errors import ContextExceeded, Fault, ModelError, RequestError, TooLarge
 from umaserve.remote.values import Codec, Coder, Malformed
 
 

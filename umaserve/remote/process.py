@@ -10,11 +10,11 @@ import subprocess
 from collections.abc import Callable
 from typing import NamedTuple
 
-from umaserve.errors import ModelError
+from umaserve.core.errors import ModelError
 from umaserve.remote.channel import Channel
 from umaserve.remote.client import RemoteEngine
 from umaserve.remote.voice import RemoteVoice
-from umaserve.serving.ticks import Allowance, EngineLost
+from umaserve.sessions.engine_api import Allowance, EngineLost
 from umaserve.settings.daemon import Config
 from umaserve.system import program
 from umaserve.system.memory import killed_for_memory
@@ -82,7 +82,7 @@ class EngineProcess:
         return self._process.pid
 
     def load(self, config: Config, allowance: Allowance, progress: Callable[[float], bool]) -> RemoteEngine:
-        """As in ``daemon.engine_place.EngineHandle``."""
+        """As in ``models.engine_supervisor.EngineHandle``."""
         speaker = None if self._voice is None else self._voice.own
         try:
             engine = RemoteEngine(self._channels, config, self._chat_template, allowance, progress, speaker)

@@ -11,16 +11,26 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from umaserve import __version__
-from umaserve.errors import ModelError, RequestError
-from umaserve.messages import Generate
-from umaserve.outputs import ModelInfo
-from umaserve.queries import Answer, Embed, Embedded, Query
+from umaserve.core.errors import ModelError, RequestError
+from umaserve.core.events import ModelInfo
+from umaserve.core.queries import Answer, Embed, Embedded, Query
+from umaserve.core.requests import Generate
 from umaserve.remote.channel import Channel, Kind, Lost
 from umaserve.remote.failures import FAILURES, REQUEST_ERRORS, CallbackFailed, failure_of
 from umaserve.remote.frames import Frame
 from umaserve.remote.sounds import SAMPLES, SOUND
 from umaserve.remote.values import Codec, Coder, Malformed, Tail
-from umaserve.serving.ticks import Allowance, Capacity, Chunk, Engine, Listing, Prepared, Sampler, Tick, TickResult
+from umaserve.sessions.engine_api import (
+    Allowance,
+    Capacity,
+    Chunk,
+    Engine,
+    Listing,
+    Prepared,
+    Sampler,
+    Tick,
+    TickResult,
+)
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import Samples, Voice
 from umaserve.system.threads import DISK_NICE, LOADING_NICE, MEDIA_NICE, be_called, be_nice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from umaserve.remote.client import RemoteEngine
-from umaserve.serving.ticks import YieldPoint
+from umaserve.sessions.engine_api import YieldPoint
 from umaserve.speech.voice import Samples
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from umaserve.errors import ConfigError, ModelNotFound
-from umaserve.model_names import DEFAULT, MAX_NAME, is_name, spellings
+from umaserve.core.errors import ConfigError, ModelNotFound
+from umaserve.core.model_names import DEFAULT, MAX_NAME, is_name, spellings
 from umaserve.settings import model_files
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.settings.kinds import Kind, path, quoted, switch

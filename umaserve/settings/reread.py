@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 import os
 import stat
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.settings.kinds import MAX_SECRET, secret
 from umaserve.settings.sources import printable
 

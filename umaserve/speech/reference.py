@@ -5,9 +5,9 @@ from __future__ import annotations
 import binascii
 from dataclasses import dataclass
 
+from umaserve.core.requests import Base64
 from umaserve.media.errors import MediaError
 from umaserve.media.sounds import resampled, samples_of
-from umaserve.messages import Base64
 from umaserve.speech.voice import MAX_HEARD_S, SAMPLE_RATE, BadReference, Samples
 
 MIN_S = 0.5

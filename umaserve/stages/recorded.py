@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 
-from umaserve.errors import RequestError
-from umaserve.outputs import Finished, Output, Spoken, Token
-from umaserve.serving.session import Sink
+from umaserve.core.errors import RequestError
+from umaserve.core.events import Finished, Output, Spoken, Token
+from umaserve.sessions.session import Sink
 from umaserve.stages.recordings import Recording
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.settings.sources import printable
 from umaserve.system.threads import JobThread
 from umaserve.wire.pcm import WAV_HEADER_BYTES, pcm16, wav_header

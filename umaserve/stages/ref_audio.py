@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import orjson
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
+from umaserve.core.requests import Audio
 from umaserve.media.errors import MediaError
 from umaserve.media.sounds import Samples, decode_file, resampled, samples_of
-from umaserve.messages import Audio
 from umaserve.settings.sources import printable
 
 SAMPLE_RATE = 16_000

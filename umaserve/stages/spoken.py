@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from umaserve.errors import Fault, RequestError
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Finished, Output, Spoken, Token, VoiceInfo
+from umaserve.core.requests import Speaking
 from umaserve.media import sound_encoder
 from umaserve.media.sound_encoder import SoundEncoder
-from umaserve.messages import Speaking
-from umaserve.outputs import Finished, Output, Spoken, Token, VoiceInfo
-from umaserve.serving.session import Sink
-from umaserve.serving.ticks import JobQueue
+from umaserve.sessions.engine_api import JobQueue
+from umaserve.sessions.session import Sink
 from umaserve.speech.reference import Reference
 from umaserve.speech.speaker import Speaker
 from umaserve.speech.voice import SAMPLE_RATE, BadReference, Samples, SpeechError, Voice

@@ -7,7 +7,7 @@ import os
 import resource
 import sys
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 from umaserve.system import macos
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 from typing import NamedTuple
 
-from umaserve.system.peers import process_of
+from umaserve.system.peer_credentials import process_of
 
 PROC = Path("/proc")
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping
 
-from umaserve.errors import ConfigError
+from umaserve.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import orjson
 
-from umaserve.errors import Fault, RequestError
+from umaserve.core.errors import Fault, RequestError
 from umaserve.wire.long_texts import as_string, put_back, take_out
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from umaserve.errors import Fault, RequestError
+from umaserve.core.errors import Fault, RequestError
 
 _HEADER = struct.Struct("<I")
 

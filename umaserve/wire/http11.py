@@ -15,15 +15,7 @@ from types import MappingProxyType
 import h11
 
 from umaserve.wire.http_body import ChunkedBody, SizedBody
-from umaserve.wire.http_head import (
-    Headers,
-    Refusal,
-    Request,
-    body_length,
-    check_content_encoding,
-    parse_head,
-    shown,
-)
+from umaserve.wire.http_head import Headers, Refusal, Request, body_length, check_content_encoding, parse_head, shown
 
 _RESPONSE_START = b"HTTP/1.1 "
 _CHUNK_START = b"0"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from umaserve.errors import Fault, RequestError
+from umaserve.core.errors import Fault, RequestError
 from umaserve.wire.http_head import shown
 
 MULTIPART = "multipart/form-data"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from wsproto.frame_protocol import CloseReason, Frame, FrameProtocol, Opcode, ParseFailed, XorMaskerSimple
 
-from umaserve.errors import Fault, RequestError
+from umaserve.core.errors import Fault, RequestError
 
 CloseCode = CloseReason
 """The status codes of close frames (RFC 6455 7.4.1), by name."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from umaserve.errors import Fault, RequestError
+from umaserve.core.errors import Fault, RequestError
 from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, parse_json, string
 
 VERSION = "1.10.0"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from umaserve.errors import RequestError
+from umaserve.core.errors import RequestError
 from umaserve.net.loop import Loop
 from umaserve.wire.event_stream import end_of_events, is_event_stream
 from umaserve.wire.fields import Fields, bad_request, parse_json, string

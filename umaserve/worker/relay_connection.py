@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from umaserve.errors import Fault, RequestError
+from umaserve.core.errors import Fault, RequestError
 from umaserve.net.backlog import Backlog
 from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.net.loop import Loop

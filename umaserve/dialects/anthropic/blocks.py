@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from umaserve.dialects.tool_calls import CallPiece, ToolCallParser
+from umaserve.chat_format.tool_calls import CallPiece, ToolCallParser
 from umaserve.wire.cut_json import whole_members
 
 Event = dict[str, Any]

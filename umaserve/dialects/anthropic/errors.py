@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import orjson
 
+from umaserve.core.errors import ContextExceeded, RequestError
 from umaserve.dialects.http import HTTP_STATUS, ErrorReply, ErrorShape, error_headers
-from umaserve.errors import ContextExceeded, RequestError
 
 _KINDS = {
     400: "invalid_request_error",

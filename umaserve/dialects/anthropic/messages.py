@@ -7,16 +7,16 @@ from typing import Any
 
 import orjson
 
+from umaserve.chat_format.tool_calls import ToolCallParser, parser_for, short_ids
+from umaserve.core.errors import RequestError
+from umaserve.core.events import Finished, FinishReason, ModelInfo, Output, Prefilled, Token, Usage
+from umaserve.core.requests import Generate
 from umaserve.dialects import sse
 from umaserve.dialects.anthropic.blocks import Blocks, Event
 from umaserve.dialects.anthropic.errors import error_body
 from umaserve.dialects.anthropic.requests import message_request
 from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.dialects.tool_calls import ToolCallParser, parser_for, short_ids
-from umaserve.errors import RequestError
-from umaserve.messages import Generate
-from umaserve.outputs import Finished, FinishReason, ModelInfo, Output, Prefilled, Token, Usage
 
 _STOP_REASONS = {
     FinishReason.STOP: "end_turn",

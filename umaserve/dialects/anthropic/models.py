@@ -8,12 +8,12 @@ from typing import Any
 
 import orjson
 
+from umaserve.core.errors import ModelNotFound
+from umaserve.core.events import ListedModel
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import JSON
 from umaserve.dialects.listing import find_model
 from umaserve.dialects.parameters import MAX_ID_BYTES
-from umaserve.errors import ModelNotFound
-from umaserve.outputs import ListedModel
 from umaserve.wire.fields import out_of_range, string
 from umaserve.wire.http_head import Request
 

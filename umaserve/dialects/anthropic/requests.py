@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.queries import CountPrompt
+from umaserve.core.requests import Generate, Grammar, Sampling
 from umaserve.dialects import grammars
 from umaserve.dialects.anthropic.tools import chosen_tools, tools
 from umaserve.dialects.anthropic.turns import turns
@@ -20,9 +23,6 @@ from umaserve.dialects.parameters import (
     stops,
     with_targets,
 )
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate, Grammar, Sampling
-from umaserve.queries import CountPrompt
 from umaserve.wire.fields import Fields, bad_request
 
 DEFAULTS = Sampling(temperature=1.0, top_p=1.0)

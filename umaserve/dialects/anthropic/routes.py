@@ -6,13 +6,13 @@ from importlib import resources
 
 import orjson
 
+from umaserve.core.queries import Answer, Counted
 from umaserve.dialects.anthropic import models
 from umaserve.dialects.anthropic.errors import ERRORS
 from umaserve.dialects.anthropic.messages import MessageBody
 from umaserve.dialects.anthropic.requests import count_request
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import Asked, EngineQuestion, HttpDialect, Page, Route, SharedPaths, TextReply
-from umaserve.queries import Answer, Counted
 
 
 def _message(facts: Facts) -> MessageBody:

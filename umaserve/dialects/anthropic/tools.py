@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.requests import Tool
 from umaserve.dialects.anthropic.client_tools import client_tool
 from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
 from umaserve.dialects.skipped_tools import tell_skipped
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Tool
 from umaserve.wire.fields import Fields, array, dump_capped, out_of_range, string
 
 MAX_TOOLS = 256

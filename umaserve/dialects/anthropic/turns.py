@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.requests import ChatTurn, Image, Media, ToolCall
 from umaserve.dialects.content import check_media, joined, turn_bytes
 from umaserve.dialects.parameters import MAX_ID_BYTES, MAX_TURNS, RequestLimits, check_prompt_bytes
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import ChatTurn, Image, Media, ToolCall
 from umaserve.wire.fields import Fields, array, bad_request, dump_capped, media_data, string
 
 MAX_BLOCKS = 1024

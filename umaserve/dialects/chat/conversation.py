@@ -9,12 +9,12 @@ from typing import Any
 
 import orjson
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Finished, Output, Placed, Prefilled, Spoken, Token, VoiceInfo, Waiting
+from umaserve.core.requests import Generate
 from umaserve.dialects.chat.request import ChatRequest, read_request
 from umaserve.dialects.dialect import Reply
 from umaserve.dialects.parameters import RequestLimits, check_key, with_model
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate
-from umaserve.outputs import Finished, Output, Placed, Prefilled, Spoken, Token, VoiceInfo, Waiting
 from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, parse_json
 from umaserve.wire.long_texts import as_string
 from umaserve.wire.websocket import CloseCode

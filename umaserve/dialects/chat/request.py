@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import VoiceInfo
+from umaserve.core.requests import Audio, ChatTurn, Generate, Sampling, Speaking
 from umaserve.dialects.content import MAX_SLICES, Look, check_media, turn_with_media
 from umaserve.dialects.parameters import MAX_TURNS, RequestLimits, check_prompt_bytes, max_tokens, model_name, sampling
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Audio, ChatTurn, Generate, Sampling, Speaking
-from umaserve.outputs import VoiceInfo
 from umaserve.wire.fields import Fields, array, out_of_range, string
 
 DEFAULTS = Sampling(temperature=0.7, top_p=0.8)

@@ -6,18 +6,13 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import FeedbackKept, ListedModel, Metrics, ModelInfo, Output, PromptScores, Spoken, Steered
+from umaserve.core.requests import Cancel, Command, Feedback, Generate, Modify, Pause, Reattach, Replace, Resume
 from umaserve.dialects.dialect import Reply
 from umaserve.dialects.generate.generation import Generation, Kept, error_message, status
-from umaserve.dialects.generate.request import (
-    FIXED_PARAMETERS,
-    PARAMETERS,
-    read_config,
-    with_parameters,
-)
+from umaserve.dialects.generate.request import FIXED_PARAMETERS, PARAMETERS, read_config, with_parameters
 from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_key, with_model
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Cancel, Command, Feedback, Generate, Modify, Pause, Reattach, Replace, Resume
-from umaserve.outputs import FeedbackKept, ListedModel, Metrics, ModelInfo, Output, PromptScores, Spoken, Steered
 from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, number, parse_json, string
 from umaserve.wire.websocket import CloseCode
 

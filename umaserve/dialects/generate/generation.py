@@ -9,11 +9,8 @@ from typing import Any
 
 import orjson
 
-from umaserve.dialects.dialect import FINISH_REASONS
-from umaserve.dialects.generate.request import Options
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate
-from umaserve.outputs import (
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import (
     Finished,
     Loading,
     Logprobs,
@@ -27,6 +24,9 @@ from umaserve.outputs import (
     Token,
     Waiting,
 )
+from umaserve.core.requests import Generate
+from umaserve.dialects.dialect import FINISH_REASONS
+from umaserve.dialects.generate.request import Options
 
 ERRORS = {
     Fault.FRAME_TOO_LARGE: ("invalid_request", True, "modify_request"),

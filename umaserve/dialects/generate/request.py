@@ -6,6 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import ListedModel
+from umaserve.core.model_names import DEFAULT
+from umaserve.core.requests import ChatTurn, Generate, Sampling
 from umaserve.dialects import grammars
 from umaserve.dialects.content import Look, check_media, turn_with_media
 from umaserve.dialects.listing import find_model
@@ -26,10 +30,6 @@ from umaserve.dialects.parameters import (
     within_cap,
 )
 from umaserve.dialects.parameters import prompt as read_prompt
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import ChatTurn, Generate, Sampling
-from umaserve.model_names import DEFAULT
-from umaserve.outputs import ListedModel
 from umaserve.wire.fields import Fields, bad_request, out_of_range
 
 DEFAULT_LOGPROBS, MAX_LOGPROBS = 5, 20

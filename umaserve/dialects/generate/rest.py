@@ -6,14 +6,8 @@ from collections.abc import Callable, Sequence
 
 import orjson
 
-from umaserve.dialects import sse
-from umaserve.dialects.generate.generation import Generation, error_message
-from umaserve.dialects.generate.request import read_body
-from umaserve.dialects.http import HTTP_STATUS, JSON, ErrorReply, ErrorShape, cap_headers, error_headers
-from umaserve.dialects.parameters import RequestLimits
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate
-from umaserve.outputs import (
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import (
     FeedbackKept,
     Finished,
     ListedModel,
@@ -24,6 +18,12 @@ from umaserve.outputs import (
     Spoken,
     Steered,
 )
+from umaserve.core.requests import Generate
+from umaserve.dialects import sse
+from umaserve.dialects.generate.generation import Generation, error_message
+from umaserve.dialects.generate.request import read_body
+from umaserve.dialects.http import HTTP_STATUS, JSON, ErrorReply, ErrorShape, cap_headers, error_headers
+from umaserve.dialects.parameters import RequestLimits
 from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, parse_json
 
 _HTTP_FAULTS = {408: Fault.TIMED_OUT, 500: Fault.DECODE_FAILED}

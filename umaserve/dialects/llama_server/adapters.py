@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from umaserve.outputs import ModelInfo
+from umaserve.core.events import ModelInfo
 
 
 def lora_adapters(info: ModelInfo) -> bytes:

@@ -9,17 +9,8 @@ from typing import Any
 
 import orjson
 
-from umaserve.dialects import sse
-from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import JSON, ErrorReply, cap_headers
-from umaserve.dialects.llama_server.errors import error_body
-from umaserve.dialects.llama_server.requests import NativeRequest, native_request
-from umaserve.dialects.llama_server.settings import generation_settings
-from umaserve.dialects.parameters import RequestLimits, json_body, model_name
-from umaserve.dialects.timings import progress, timings
-from umaserve.errors import RequestError
-from umaserve.messages import Generate, Infill, MixedText, TokenIds
-from umaserve.outputs import (
+from umaserve.core.errors import RequestError
+from umaserve.core.events import (
     Finished,
     FinishReason,
     Logprobs,
@@ -31,6 +22,15 @@ from umaserve.outputs import (
     Token,
     Usage,
 )
+from umaserve.core.requests import Generate, Infill, MixedText, TokenIds
+from umaserve.dialects import sse
+from umaserve.dialects.facts import Facts
+from umaserve.dialects.http import JSON, ErrorReply, cap_headers
+from umaserve.dialects.llama_server.errors import error_body
+from umaserve.dialects.llama_server.requests import NativeRequest, native_request
+from umaserve.dialects.llama_server.settings import generation_settings
+from umaserve.dialects.parameters import RequestLimits, json_body, model_name
+from umaserve.dialects.timings import progress, timings
 from umaserve.wire.fields import Fields
 
 MIN_LOGPROB = -9999.0

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import orjson
 
+from umaserve.core.queries import Embed, Embedded
 from umaserve.dialects.openai.embeddings import embedded_texts
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.queries import Embed, Embedded
 from umaserve.wire.fields import Fields
 
 NONE, MAX_ABSOLUTE, TAXICAB, EUCLIDEAN = -1, 0, 1, 2

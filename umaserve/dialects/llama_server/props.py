@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import orjson
 
+from umaserve.core.events import ModelInfo
 from umaserve.dialects.llama_server.settings import RANDOM_SEED
 from umaserve.dialects.openai.requests import DEFAULTS
-from umaserve.outputs import ModelInfo
 
 
 def props(info: ModelInfo) -> bytes:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.requests import SAMPLERS, Generate, Infill, Sampling
 from umaserve.dialects.openai.requests import MAX_CHOICES, MAX_GENERATIONS, MAX_PROMPTS, inputs, nth_choice
 from umaserve.dialects.parameters import (
     MAX_ADAPTERS,
@@ -21,8 +23,6 @@ from umaserve.dialects.parameters import (
     with_targets,
     within_cap,
 )
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import SAMPLERS, Generate, Infill, Sampling
 from umaserve.wire.fields import Fields, array, bad_request, number, out_of_range, string
 
 DEFAULTS = Sampling(temperature=0.8)

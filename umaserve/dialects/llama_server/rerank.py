@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import orjson
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.queries import Embed, Embedded, Pair
 from umaserve.dialects.parameters import (
     RequestLimits,
     check_prompt_bytes,
@@ -14,8 +16,6 @@ from umaserve.dialects.parameters import (
     model_name,
     refuse_unknown_constraints,
 )
-from umaserve.errors import Fault, RequestError
-from umaserve.queries import Embed, Embedded, Pair
 from umaserve.wire.fields import array, string
 
 MAX_DOCUMENTS = 256

@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import resources
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import ModelInfo
+from umaserve.core.queries import Answer, Detokenized, Embedded, Prompted, Tokenized
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import (
-    JSON,
-    Asked,
-    EngineQuestion,
-    HttpDialect,
-    OperatorsPage,
-    Page,
-    Route,
-    TextReply,
-)
+from umaserve.dialects.http import JSON, Asked, EngineQuestion, HttpDialect, OperatorsPage, Page, Route, TextReply
 from umaserve.dialects.llama_server.adapters import lora_adapters
 from umaserve.dialects.llama_server.completions import NativeBody
 from umaserve.dialects.llama_server.embeddings import embedding_result, parse_embedding
@@ -28,9 +22,6 @@ from umaserve.dialects.llama_server.slots import slots
 from umaserve.dialects.llama_server.template import apply_template_result, parse_apply_template
 from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
 from umaserve.dialects.parameters import json_body, model_name
-from umaserve.errors import Fault, RequestError
-from umaserve.outputs import ModelInfo
-from umaserve.queries import Answer, Detokenized, Embedded, Prompted, Tokenized
 from umaserve.wire.fields import Fields
 from umaserve.wire.http_head import Request
 

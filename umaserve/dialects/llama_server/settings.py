@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from umaserve.core.requests import Generate
 from umaserve.dialects.llama_server.requests import NativeRequest
-from umaserve.messages import Generate
 
 RANDOM_SEED = 2**32 - 1
 """Stands for a seed that the server draws."""

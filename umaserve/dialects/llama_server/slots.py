@@ -7,11 +7,11 @@ from typing import Any
 
 import orjson
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import ModelInfo
 from umaserve.dialects.facts import RunningAnswer
 from umaserve.dialects.llama_server.requests import NativeRequest
 from umaserve.dialects.llama_server.settings import generation_settings
-from umaserve.errors import Fault, RequestError
-from umaserve.outputs import ModelInfo
 
 _ITS_OWN = ("stop", "logit_bias", "grammar", "grammar_triggers", "preserved_tokens", "dry_sequence_breakers")
 """Settings with a client's texts, or that llama-server doesn't list here."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import orjson
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.queries import ApplyTemplate, Prompted
 from umaserve.dialects.openai.requests import chat_request
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.errors import Fault, RequestError
-from umaserve.queries import ApplyTemplate, Prompted
 
 
 def parse_apply_template(body: bytes, limits: RequestLimits) -> ApplyTemplate:

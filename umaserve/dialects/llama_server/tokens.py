@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import orjson
 
+from umaserve.core.queries import Detokenize, Detokenized, Tokenize, Tokenized
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, token_ids
-from umaserve.queries import Detokenize, Detokenized, Tokenize, Tokenized
 from umaserve.wire.fields import Fields, string
 
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import orjson
 
+from umaserve.chat_format.tool_calls import CallPiece, ToolCallParser, parser_for, short_ids
+from umaserve.core.errors import RequestError
+from umaserve.core.events import Finished, Logprobs, Output, Scored, Token
+from umaserve.core.requests import Generate
 from umaserve.dialects.dialect import FINISH_REASONS
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.ollama.errors import error_body
 from umaserve.dialects.ollama.models import full_name
 from umaserve.dialects.ollama.requests import TextRequest, chat_request, generate_request
-from umaserve.dialects.tool_calls import CallPiece, ToolCallParser, parser_for, short_ids
-from umaserve.errors import RequestError
-from umaserve.messages import Generate
-from umaserve.outputs import Finished, Logprobs, Output, Scored, Token
 
 LINES = "application/x-ndjson"
 MIN_LOGPROB = -9999.0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import orjson
 
+from umaserve.core.events import ModelInfo
+from umaserve.core.queries import Embed, Embedded
 from umaserve.dialects.ollama.answers import nanoseconds
 from umaserve.dialects.ollama.models import full_name
 from umaserve.dialects.ollama.options import check_load_options, unloads
 from umaserve.dialects.openai.embeddings import shortened
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
-from umaserve.outputs import ModelInfo
-from umaserve.queries import Embed, Embedded
 from umaserve.wire.fields import Fields, bad_request, out_of_range, string
 
 MAX_INPUTS = 256

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import orjson
 
+from umaserve.core.errors import ModelNotFound, RequestError
 from umaserve.dialects.http import HTTP_STATUS, ErrorReply, ErrorShape, error_headers
-from umaserve.errors import ModelNotFound, RequestError
 
 
 def error_body(error: RequestError) -> ErrorReply:

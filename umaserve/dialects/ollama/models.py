@@ -9,11 +9,11 @@ from typing import Any
 
 import orjson
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import ListedModel, ModelInfo, ModelState
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.listing import named
 from umaserve.dialects.parameters import MAX_ID_BYTES, json_body
-from umaserve.errors import Fault, RequestError
-from umaserve.outputs import ListedModel, ModelInfo, ModelState
 from umaserve.wire.fields import Fields, string
 
 LATEST = ":latest"

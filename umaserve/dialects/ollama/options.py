@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import ModelInfo
+from umaserve.core.requests import Grammar, Sampling, Syntax
 from umaserve.dialects.grammars import ANY_OBJECT, only_one, schema
 from umaserve.dialects.ollama.models import capabilities
 from umaserve.dialects.parameters import RequestLimits, sampling, stops, within_cap
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Grammar, Sampling, Syntax
-from umaserve.outputs import ModelInfo
 from umaserve.wire.fields import Fields, bad_request, out_of_range
 
 DEFAULTS = Sampling(temperature=0.8, top_k=40, top_p=0.9, min_p=0.0, repeat_penalty=1.1)

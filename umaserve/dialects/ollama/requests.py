@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import ModelInfo
+from umaserve.core.requests import ChatTurn, Generate, Sampling
 from umaserve.dialects.ollama.options import logprobs, options, think, unloads
 from umaserve.dialects.ollama.turns import images, turns
 from umaserve.dialects.openai.turns import chosen_tools, tools
@@ -16,9 +19,6 @@ from umaserve.dialects.parameters import (
     token_ids,
     with_targets,
 )
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import ChatTurn, Generate, Sampling
-from umaserve.outputs import ModelInfo
 from umaserve.wire.fields import Fields, string
 
 Model = Callable[[str], ModelInfo | None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import resources
 
+from umaserve.core.queries import Answer, Embedded
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import JSON, Asked, EngineQuestion, HttpDialect, Page, Route, TextReply
 from umaserve.dialects.ollama import embeddings, models
@@ -11,7 +12,6 @@ from umaserve.dialects.ollama.answers import LINES, ChatBody, GenerateBody, line
 from umaserve.dialects.ollama.errors import ERRORS
 from umaserve.dialects.ollama.requests import model_name
 from umaserve.dialects.parameters import json_body
-from umaserve.queries import Answer, Embedded
 from umaserve.wire.http_head import Request
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from umaserve.chat_format.tool_calls import short_ids
+from umaserve.core.requests import Attachment, ChatTurn, Image, ToolCall
 from umaserve.dialects.content import MAX_MEDIA, check_media, turn_bytes
 from umaserve.dialects.openai.turns import MAX_TOOLS
 from umaserve.dialects.parameters import MAX_ID_BYTES, MAX_TURNS, ROLES, RequestLimits, check_prompt_bytes
-from umaserve.dialects.tool_calls import short_ids
-from umaserve.messages import Attachment, ChatTurn, Image, ToolCall
 from umaserve.wire.fields import Fields, array, bad_request, dump_capped, media_data, out_of_range, string
 from umaserve.wire.long_texts import as_string
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from umaserve.chat_format.tool_calls import CallPiece, ToolCallParser
+from umaserve.core.events import FinishReason, Logprobs, PromptScores, Scored, Spoken, Token
 from umaserve.dialects.dialect import FINISH_REASONS
 from umaserve.dialects.openai.text_scores import Arrays, TextScores, joined, listed, logprob, prompt_logprobs, text_of
-from umaserve.dialects.tool_calls import CallPiece, ToolCallParser
-from umaserve.outputs import FinishReason, Logprobs, PromptScores, Scored, Spoken, Token
 from umaserve.wire.pcm import pcm16, wav
 
 _UNPADDED = 6

@@ -9,18 +9,9 @@ from typing import Any
 
 import orjson
 
-from umaserve.dialects import sse
-from umaserve.dialects.http import JSON, ErrorReply, cap_headers
-from umaserve.dialects.openai.choices import ChatChoice, Part, SpokenChoice, TextChoice
-from umaserve.dialects.openai.errors import error_body
-from umaserve.dialects.openai.requests import CompletionRequest, chat_request, completion_request
-from umaserve.dialects.openai.text_scores import TextScores
-from umaserve.dialects.parameters import RequestLimits
-from umaserve.dialects.timings import progress, timings
-from umaserve.dialects.tool_calls import parser_for, short_ids
-from umaserve.errors import RequestError
-from umaserve.messages import Generate
-from umaserve.outputs import (
+from umaserve.chat_format.tool_calls import parser_for, short_ids
+from umaserve.core.errors import RequestError
+from umaserve.core.events import (
     Finished,
     ModelInfo,
     Output,
@@ -33,6 +24,15 @@ from umaserve.outputs import (
     Usage,
     VoiceInfo,
 )
+from umaserve.core.requests import Generate
+from umaserve.dialects import sse
+from umaserve.dialects.http import JSON, ErrorReply, cap_headers
+from umaserve.dialects.openai.choices import ChatChoice, Part, SpokenChoice, TextChoice
+from umaserve.dialects.openai.errors import error_body
+from umaserve.dialects.openai.requests import CompletionRequest, chat_request, completion_request
+from umaserve.dialects.openai.text_scores import TextScores
+from umaserve.dialects.parameters import RequestLimits
+from umaserve.dialects.timings import progress, timings
 
 SSE_DONE = b"[DONE]"
 """The data of a stream's last event, after all choices have ended."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import orjson
 
+from umaserve.core.queries import Embed, Embedded
+from umaserve.core.requests import MixedText, TokenIds
 from umaserve.dialects.openai.requests import inputs, size_of
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, refuse_unknown_constraints
-from umaserve.messages import MixedText, TokenIds
-from umaserve.queries import Embed, Embedded
 from umaserve.wire.fields import Fields, array, string
 
 MAX_INPUTS = 256

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import orjson
 
+from umaserve.core.errors import ContextExceeded, Fault, RequestError
 from umaserve.dialects.http import HTTP_STATUS, ErrorReply, ErrorShape, error_headers
-from umaserve.errors import ContextExceeded, Fault, RequestError
 
 _INVALID, _SERVER = "invalid_request_error", "server_error"
 

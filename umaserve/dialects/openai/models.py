@@ -7,9 +7,9 @@ from typing import Any
 
 import orjson
 
+from umaserve.core.events import ListedModel, ModelState
 from umaserve.dialects.content import MAX_MEDIA
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.outputs import ListedModel, ModelState
 
 _STATUS = {ModelState.LOADED: "loaded", ModelState.LOADING: "loading"}
 """llama-server's words for all states but its "unloaded"."""

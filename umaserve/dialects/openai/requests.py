@@ -6,6 +6,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import VoiceInfo
+from umaserve.core.queries import CountPrompt
+from umaserve.core.requests import Generate, Grammar, MixedText, Sampling, Speaking, Syntax, TokenIds
 from umaserve.dialects.grammars import ANY_OBJECT, only_one, schema
 from umaserve.dialects.openai.speech import CHAT_FORMATS, wanted_audio
 from umaserve.dialects.openai.turns import chosen_tools, tools, turns
@@ -24,10 +28,6 @@ from umaserve.dialects.parameters import (
     with_thoughts,
     within_cap,
 )
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate, Grammar, MixedText, Sampling, Speaking, Syntax, TokenIds
-from umaserve.outputs import VoiceInfo
-from umaserve.queries import CountPrompt
 from umaserve.wire.fields import Fields, bad_request, kind_of, out_of_range, string
 
 DEFAULTS = Sampling(temperature=1.0, top_p=1.0)

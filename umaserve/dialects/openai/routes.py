@@ -6,6 +6,7 @@ from importlib import resources
 
 import orjson
 
+from umaserve.core.queries import Answer, Counted, Embedded
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import (
     JSON,
@@ -28,7 +29,6 @@ from umaserve.dialects.openai.requests import count_request
 from umaserve.dialects.openai.speech import text_to_speech, voices
 from umaserve.dialects.openai.transcriptions import TranscriptionBody
 from umaserve.dialects.parameters import json_body, model_name
-from umaserve.queries import Answer, Counted, Embedded
 from umaserve.wire.http_head import Request
 
 MODELS_PATH = "/v1/models"

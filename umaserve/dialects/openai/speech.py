@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import orjson
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import VoiceInfo
+from umaserve.core.requests import SoundFormat
 from umaserve.dialects import sse
 from umaserve.dialects.chat.request import NO_VOICE
 from umaserve.dialects.http import SoundEvents, SpokenText
 from umaserve.dialects.parameters import MAX_ID_BYTES
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import SoundFormat
-from umaserve.outputs import VoiceInfo
 from umaserve.wire.fields import Fields, array, bad_request, out_of_range, string
 
 MAX_INPUT_CHARS = 4096

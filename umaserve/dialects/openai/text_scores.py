@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from umaserve.outputs import Logprobs, PromptScores, Scored
+from umaserve.core.events import Logprobs, PromptScores, Scored
 
 MIN_LOGPROB = -9999.0
 """OpenAI's value for "very unlikely"; JSON has no infinity."""

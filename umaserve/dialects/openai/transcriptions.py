@@ -9,6 +9,9 @@ from typing import Any
 
 import orjson
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Finished, Logprobs, ModelInfo, Output, Token, Usage
+from umaserve.core.requests import Generate, Sound
 from umaserve.dialects import sse
 from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.openai.choices import scored_token
@@ -16,9 +19,6 @@ from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.openai.text_scores import MIN_LOGPROB
 from umaserve.dialects.parameters import RequestLimits, model_name
 from umaserve.dialects.transcription import check_end, transcription
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate, Sound
-from umaserve.outputs import Finished, Logprobs, ModelInfo, Output, Token, Usage
 from umaserve.wire.fields import Fields
 from umaserve.wire.multipart import Part, read_form
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.requests import Audio, ChatTurn, Image, Media, Tool, ToolCall
 from umaserve.dialects.content import check_media, joined, turn_bytes
 from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
 from umaserve.dialects.parameters import MAX_ID_BYTES, MAX_TURNS, RequestLimits, check_prompt_bytes
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Audio, ChatTurn, Image, Media, Tool, ToolCall
 from umaserve.wire.fields import Fields, array, bad_request, dump_capped, media_data, out_of_range, string
 from umaserve.wire.long_texts import as_string
 

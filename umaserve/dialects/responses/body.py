@@ -9,6 +9,10 @@ from typing import Any
 
 import orjson
 
+from umaserve.chat_format.tool_calls import ToolCallParser, parser_for, short_ids
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Finished, FinishReason, Output, Placed, Token, Usage
+from umaserve.core.requests import Generate, Priority
 from umaserve.dialects import sse
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import JSON, ErrorReply, cap_headers
@@ -17,10 +21,6 @@ from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.responses.kept import Kept
 from umaserve.dialects.responses.output import Event, OutputItems
 from umaserve.dialects.responses.requests import response_request
-from umaserve.dialects.tool_calls import ToolCallParser, parser_for, short_ids
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate, Priority
-from umaserve.outputs import Finished, FinishReason, Output, Placed, Token, Usage
 
 _ENDS: dict[FinishReason, tuple[str, str | None]] = {
     FinishReason.STOP: ("completed", None),

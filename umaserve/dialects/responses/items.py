@@ -7,12 +7,12 @@ import binascii
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
+from umaserve.core.requests import Attachment, ChatTurn, Image, Media, ToolCall
 from umaserve.dialects.content import check_media, joined, turn_bytes
 from umaserve.dialects.openai.turns import BETWEEN, DETAILS, call_arguments, image_data, recording
 from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_prompt_bytes
 from umaserve.dialects.responses.custom_input import custom_arguments
 from umaserve.dialects.responses.tools import name_for_model
-from umaserve.messages import Attachment, ChatTurn, Image, Media, ToolCall
 from umaserve.wire.fields import Fields, array, bad_request, string
 
 MAX_ITEMS = 4096

@@ -10,10 +10,10 @@ from typing import Any
 
 import orjson
 
+from umaserve.core.errors import Fault, RequestError
 from umaserve.dialects.parameters import MAX_ID_BYTES
 from umaserve.dialects.responses.items import MAX_ITEMS
 from umaserve.dialects.responses.kept import MAX_BYTES, Kept, TenantsResponses
-from umaserve.errors import Fault, RequestError
 from umaserve.wire.fields import Fields, array, bad_request, out_of_range, string
 from umaserve.wire.long_texts import as_string
 

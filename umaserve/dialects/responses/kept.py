@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from umaserve.errors import Fault, RequestError
+from umaserve.core.errors import Fault, RequestError
 
 log = logging.getLogger(__name__)
 

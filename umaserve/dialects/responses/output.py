@@ -6,10 +6,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from umaserve.chat_format.tool_calls import CallPiece, ToolCallParser
 from umaserve.dialects.responses.custom_input import CustomInput
 from umaserve.dialects.responses.items import sealed
 from umaserve.dialects.responses.tools import OfferedTool, shown_name
-from umaserve.dialects.tool_calls import CallPiece, ToolCallParser
 
 Event = dict[str, Any]
 """Without its ``sequence_number``."""

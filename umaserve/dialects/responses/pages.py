@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import orjson
 
+from umaserve.core.errors import Fault, RequestError
 from umaserve.dialects.http import JSON
 from umaserve.dialects.responses.kept import Kept, TenantsResponses
-from umaserve.errors import Fault, RequestError
 from umaserve.wire.fields import Fields
 from umaserve.wire.http_head import Request
 

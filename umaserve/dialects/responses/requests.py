@@ -9,6 +9,8 @@ from typing import Any
 
 import orjson
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.requests import Generate, Grammar, Sampling, Syntax
 from umaserve.dialects.grammars import ANY_OBJECT, only_one, schema
 from umaserve.dialects.openai.requests import DEFAULTS, MAX_TOP_LOGPROBS, REASONING_EFFORTS
 from umaserve.dialects.parameters import (
@@ -28,8 +30,6 @@ from umaserve.dialects.responses.items import turns
 from umaserve.dialects.responses.keeping import keeping
 from umaserve.dialects.responses.kept import Kept, TenantsResponses
 from umaserve.dialects.responses.tools import OfferedTool, chosen_tools, tools
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate, Grammar, Sampling, Syntax
 from umaserve.wire.fields import Fields, bad_request, out_of_range, string
 
 log = logging.getLogger(__name__)

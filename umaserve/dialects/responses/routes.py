@@ -7,6 +7,8 @@ from importlib import resources
 
 import orjson
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.queries import Answer, Counted, CountPrompt
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import Asked, EngineQuestion, HttpDialect, KeptTextReply, Page, Route
 from umaserve.dialects.openai.errors import ERRORS
@@ -14,8 +16,6 @@ from umaserve.dialects.responses import pages
 from umaserve.dialects.responses.body import ResponseBody
 from umaserve.dialects.responses.kept import TenantsResponses
 from umaserve.dialects.responses.requests import response_request
-from umaserve.errors import Fault, RequestError
-from umaserve.queries import Answer, Counted, CountPrompt
 from umaserve.wire.http_head import Request
 
 

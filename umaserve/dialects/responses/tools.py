@@ -9,13 +9,13 @@ from typing import Any
 
 import orjson
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.requests import Grammar, Syntax, Tool
 from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES, MAX_SCHEMA_BYTES
 from umaserve.dialects.openai.turns import NO_PARAMETERS
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
 from umaserve.dialects.responses.custom_input import CUSTOM_INPUT
 from umaserve.dialects.skipped_tools import tell_skipped
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Grammar, Syntax, Tool
 from umaserve.wire.fields import Fields, array, bad_request, dump_capped, out_of_range, string
 
 MAX_TOOLS = 256

@@ -7,6 +7,9 @@ from typing import Any
 
 import orjson
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import Finished, Metrics, Output, Token
+from umaserve.core.requests import Cancel, ChatTurn, Command, Generate, GetMetrics, Sampling
 from umaserve.dialects.dialect import Reply
 from umaserve.dialects.parameters import (
     MAX_ID_BYTES,
@@ -25,9 +28,6 @@ from umaserve.dialects.parameters import (
     with_thoughts,
 )
 from umaserve.dialects.parameters import prompt as read_prompt
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Cancel, ChatTurn, Command, Generate, GetMetrics, Sampling
-from umaserve.outputs import Finished, Metrics, Output, Token
 from umaserve.wire.fields import Fields, bad_request, dump_capped, out_of_range, parse_json
 
 CODES = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from umaserve.errors import RequestError
-from umaserve.outputs import ListedModel, VoiceInfo
+from umaserve.core.errors import RequestError
+from umaserve.core.events import ListedModel, VoiceInfo
 from umaserve.wire.pcm import SAMPLE_RATE, pcm16
 from umaserve.wire.wyoming import Event
 

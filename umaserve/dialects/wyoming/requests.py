@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import VoiceInfo
+from umaserve.core.requests import Speaking
 from umaserve.dialects.chat.request import NO_VOICE
 from umaserve.dialects.content import MAX_SAMPLE_RATE, MIN_SAMPLE_RATE
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Speaking
-from umaserve.outputs import VoiceInfo
 from umaserve.wire.fields import Fields, bad_request, out_of_range, string
 
 MAX_NAME_BYTES = 256

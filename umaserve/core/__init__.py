@@ -1,0 +1,1 @@
+"""Frozen data that all rooms exchange: requests, events, errors, metrics."""

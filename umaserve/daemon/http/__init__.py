@@ -1,0 +1,1 @@
+"""Requests over HTTP: routes, their exchanges, pages and upgrades to WebSocket."""

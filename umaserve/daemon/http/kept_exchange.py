@@ -1,0 +1,70 @@
+"""An HTTP request for a response that may go on in the background, where its client comes back for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from umaserve.core.errors import Fault, RequestError
+from umaserve.daemon.http.responder import Responder
+from umaserve.daemon.http.text_exchange import TextExchange
+from umaserve.daemon.services import Services
+from umaserve.dialects.http import KeptBody
+from umaserve.net.input_budget import InputShare
+from umaserve.sessions.caller import Caller
+
+
+class KeptExchange(TextExchange):
+    """As ``TextExchange``. A body that goes on in the background is replied to at once, and a lost connection is none
+    of its concerns."""
+
+    def __init__(
+        self,
+        services: Services,
+        responder: Responder,
+        body: KeptBody,
+        caller: Caller,
+        memory: InputShare,
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(services, responder, body, caller, memory, headers)
+        self._kept_body = body
+        self._share = services.input_budget.share
+
+    def start(self, content: bytes) -> None:
+        super().start(content)
+        if self._ended or not self._kept_body.background:
+            return
+        self._kept_body.go_on(self.abandon)
+        self._respond()
+        self._responder = _Nobody(self._kept_body.fail)
+        # What fails from now on is told by the response itself.
+        self._begun = True
+        # The connection is free for other requests, which have its share of the budget.
+        self._memory.keep(0)
+        self._memory = self._share(None)
+        self._memory.keep(len(content))
+
+
+class _Nobody:
+    """Takes what the client of a response in the background isn't there for."""
+
+    congested = False
+
+    def __init__(self, fail: Callable[[int, RequestError], object]) -> None:
+        self._fail = fail
+
+    def respond(self, status: int, headers: Sequence[tuple[str, str]], body: bytes) -> None:
+        """The body is kept."""
+
+    def begin(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
+        """A response in the background isn't streamed."""
+
+    def write(self, data: bytes) -> None:
+        """Nothing is streamed."""
+
+    def end(self) -> None:
+        """Nothing was begun."""
+
+    def abort(self) -> None:
+        """After a bug of ours."""
+        self._fail(0, RequestError(Fault.DECODE_FAILED, "request", "the server failed; its log says why"))

@@ -1,0 +1,157 @@
+"""The daemon's HTTP site: passes requests through the gate to their routes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection
+from dataclasses import replace
+
+from umaserve.access.gate import SUBPROTOCOL, Gate, check_form, check_json
+from umaserve.core.errors import RequestError
+from umaserve.daemon.http.exchange import new_exchange
+from umaserve.daemon.http.pages import own_pages
+from umaserve.daemon.http.resuming import ResumableConnection
+from umaserve.daemon.http.routes import DIALECTS, Found, Routes, max_body_bytes
+from umaserve.daemon.http.status import Box
+from umaserve.daemon.http.status_stream import Watchers
+from umaserve.daemon.http.websocket import WebSocketConnection
+from umaserve.daemon.services import Services
+from umaserve.dialects import sse
+from umaserve.dialects.http import (
+    Conversation,
+    Document,
+    Echo,
+    EngineQuestion,
+    ErrorReply,
+    FormReply,
+    Page,
+    SpeechReply,
+    TextReply,
+    Watch,
+)
+from umaserve.http.connection import HttpConnection, HttpLimits, Serve
+from umaserve.http.echo import EchoConnection
+from umaserve.sessions.caller import Caller
+from umaserve.wire.http_head import TRACE_HEADER, Headers, Refusal, Request
+from umaserve.wire.websocket import WebSocketCodec
+
+_FOR_OPERATORS = (
+    "request: only for operators: from the daemon's own machine where it has no API keys, else with a key of the class"
+    " operator, which umaserve keys add --class operator makes"
+)
+
+
+class DaemonSite:
+    """Answers by the route table, on the daemon's sessions."""
+
+    def __init__(self, services: Services, gate: Gate) -> None:
+        config = services.config
+        self._routes = Routes((*DIALECTS, own_pages(services)))
+        self.limits = HttpLimits(
+            config.max_frame_bytes,
+            config.header_timeout,
+            config.body_timeout,
+            config.idle_timeout,
+            self._routes.max_bodies(config),
+        )
+        self.input_budget = services.input_budget
+        self._services = services
+        self._gate = gate
+        self._watchers = Watchers(services.loop, Box(services))
+
+    def cors_headers(self, head: Request) -> Headers:
+        return self._gate.cors_headers(head)
+
+    def error_reply(self, path: str, headers: Collection[str], error: RequestError | Refusal) -> ErrorReply:
+        return self._routes.errors(path, headers).reply(error)
+
+    def judge(self, head: Request, peer: str) -> Serve:
+        self._gate.check_names(head, by_file=peer.startswith("uid:"))
+        if head.path == "*" and head.method == "OPTIONS":
+            return functools.partial(self._tell_methods, None)
+        found = self._routes.find(head.path, (name for name, _value in head.headers))
+        if found is None:
+            raise Refusal(404, f"path: there is no {head.path[:64]}: see /openapi.json")
+        if head.method == "OPTIONS":
+            return functools.partial(self._tell_methods, found)
+        allowed = found.route.methods
+        if head.method not in allowed:
+            got = f"method: expected {' or '.join(allowed)}, got {head.method}"
+            raise Refusal(405, got, [("Allow", ", ".join(allowed))])
+        if isinstance(found.route.endpoint, FormReply):
+            check_form(head)
+        elif head.method == "POST":
+            check_json(head)
+        found = found._replace(route=found.route.of(head.method))
+        return functools.partial(self._serve, found, self._caller(head, found, peer))
+
+    def _caller(self, head: Request, found: Found, peer: str) -> Caller:
+        # A browser's page can't send a key with a handshake: its first message does.
+        unproven = isinstance(found.route.endpoint, Conversation) and self._gate.presented_key(head) is None
+        if found.route.public or unproven:
+            caller = Caller(found.dialect.name, peer)
+        else:
+            caller = self._gate.caller(head, found.dialect.name, peer)
+            if found.route.operators and not caller.operator:
+                raise Refusal(403, _FOR_OPERATORS)
+        return replace(caller, traceparent=head.header(TRACE_HEADER) or "")
+
+    def _tell_methods(self, found: Found | None, connection: HttpConnection, request: Request) -> None:
+        allow = [("Allow", ", ".join([*found.route.methods, "OPTIONS"]))] if found is not None else []
+        # 200, as llama-server says, where 204 would do: some programs look for it.
+        connection.respond(200, [*allow, *self._gate.preflight_headers(request)], b"")
+
+    def _serve(self, found: Found, caller: Caller, connection: HttpConnection, request: Request) -> None:
+        match found.route.endpoint:
+            case Page() as page:
+                status, content_type, body = page.make(self._services.facts(caller), request)
+                connection.respond(status, [("Content-Type", content_type)], body)
+            case Document() as document:
+                connection.respond(*document.make(request))
+            case EngineQuestion() | TextReply() | FormReply() | SpeechReply() as endpoint:
+                facts, errors, headers = self._services.facts(caller), found.dialect.errors, dict(request.headers)
+                exchange = new_exchange(
+                    self._services, facts, endpoint, errors, connection, caller, connection.input, headers
+                )
+                connection.pending = exchange
+                exchange.start(request.body)
+            case Conversation() as endpoint:
+                self._converse(endpoint, found, caller, connection, request)
+            case Watch() if request.method == "HEAD":
+                connection.respond(200, [("Content-Type", sse.CONTENT_TYPE)], b"")
+            case Watch():
+                self._watchers.add(connection, lambda: self._gate.still_operates(caller))
+            case Echo():
+                rest = connection.upgrade(request, [SUBPROTOCOL])
+                config = self._services.config
+                echo = EchoConnection(
+                    self._services.loop,
+                    connection.channel,
+                    WebSocketCodec(config.max_frame_bytes, binary=True),
+                    connection.peer,
+                    connection.lost,
+                    ping_interval=config.ping_interval,
+                    idle_timeout=config.idle_timeout,
+                )
+                connection.hand_over(echo, rest)
+
+    def _converse(
+        self, endpoint: Conversation, found: Found, caller: Caller, connection: HttpConnection, request: Request
+    ) -> None:
+        rest = connection.upgrade(request, [SUBPROTOCOL])
+        config = self._services.config
+        facts = replace(self._services.facts(caller), asked_model=request.query.get("model", ""))
+        authenticated = bool(caller.key) or not self._gate.keyed
+        new_connection = ResumableConnection if endpoint.resumable else WebSocketConnection
+        conversation = new_connection(
+            self._services,
+            connection.channel,
+            # A large message is for those who have shown a key with the handshake.
+            WebSocketCodec(max_body_bytes(found.route, config) if authenticated else config.max_frame_bytes),
+            lambda authenticate: endpoint.new_dialect(facts, authenticate),
+            caller,
+            connection.lost,
+            self._gate,
+            authenticated=authenticated,
+        )
+        connection.hand_over(conversation, rest)

@@ -1,0 +1,81 @@
+"""llama.cpp's backends, and what it can compute with. Builds for any processor (``GGML_BACKEND_DL``, as of
+``scripts/wheels``) have them as libraries, of which llama.cpp loads the one that is fastest here."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+
+import llama_cpp
+
+from umaserve.core.errors import ModelError
+from umaserve.engine.llama import llama_log
+
+log = logging.getLogger(__name__)
+
+FOLDER = Path(llama_cpp.__file__).parent / "lib"
+
+LIBRARY = llama_cpp.llama_cpp._lib
+"""llama.cpp with all that it is linked to. Opened by path, libggml.so would be another copy with backends of its own:
+wheels have no links, and its other names are files too."""
+
+_GCC = re.compile(rb"GCC: \([^)]*\) (\d+)\.(\d+)")
+_FIXED_TILE_CONFIG = {11: 5, 12: 4, 13: 3}
+"""For each GCC, the first minor release that keeps an AMX tile's whole configuration (GCC bug 114098)."""
+_WHOLE_TILE_CONFIG = b"whole tile configuration"
+"""What a library says in which ``scripts/wheels`` has made any GCC keep it."""
+
+
+def load() -> None:
+    """Before any use of a model or a device. By itself llama.cpp would look for libraries in the working directory.
+    Raises ``ModelError``."""
+    llama_log.log_all()
+    if not LIBRARY.ggml_backend_reg_count():
+        LIBRARY.ggml_backend_load_all_from_path(os.fsencode(FOLDER))
+        if not LIBRARY.ggml_backend_reg_count():
+            raise ModelError(f"llama.cpp: no backend in {FOLDER} works on this box: reinstall llama-cpp-python")
+    llama_cpp.llama_backend_init()
+
+
+def have_gpu() -> bool:
+    """Whether this build of llama.cpp can place layers on GPUs."""
+    load()
+    return bool(llama_cpp.llama_supports_gpu_offload())
+
+
+def kernels() -> str:
+    """The instructions that llama.cpp computes with."""
+    load()
+    return str(llama_cpp.llama_print_system_info().decode(errors="replace"))
+
+
+def build() -> list[int]:
+    """What tells builds of llama.cpp apart: it may be another one than its bindings' version says."""
+    status = os.stat(LIBRARY._name)
+    return [status.st_size, status.st_mtime_ns]
+
+
+def may_repack() -> bool:
+    """Whether llama.cpp may repack weights for this processor.
+
+    Built for AMX by a GCC that drops most of the tile configuration, it crashes with a segmentation fault at the first
+    batch of two tokens. Without repacking, that code is never reached.
+    """
+    if "AMX_INT8 = 1" not in kernels():
+        return True
+    libraries = [library.read_bytes() for library in FOLDER.glob("libggml-cpu*")]
+    found = next(filter(None, map(_GCC.search, libraries)), None)
+    if found is None or any(_WHOLE_TILE_CONFIG in library for library in libraries):
+        return True
+    major, minor = int(found[1]), int(found[2])
+    if major >= 14 or minor >= _FIXED_TILE_CONFIG.get(major, 1000):
+        return True
+    log.warning(
+        "llama.cpp was built by GCC %d.%d, which breaks AMX: weights are not repacked. Rebuild llama-cpp-python with "
+        "GCC 12.4, 13.3, 14 or clang for the full speed of this processor",
+        major,
+        minor,
+    )
+    return False

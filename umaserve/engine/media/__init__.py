@@ -1,0 +1,1 @@
+"""Pictures, sounds and films as parts of a prompt."""

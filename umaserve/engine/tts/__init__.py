@@ -1,0 +1,1 @@
+"""The voice that llama.cpp computes."""

@@ -1,0 +1,1 @@
+"""Which sequence lies where: in KV cells, in host memory, on disk."""

@@ -1,0 +1,1 @@
+"""Which models are loaded, and their engine processes."""

@@ -1,0 +1,44 @@
+"""Reads the catalogue of models again: at SIGHUP, and when its folder has changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from umaserve.models.registry import Models
+from umaserve.settings.model_files import changed_at
+from umaserve.settings.models import Catalogue
+from umaserve.settings.reread import reread
+
+log = logging.getLogger(__name__)
+
+
+class CatalogueWatch:
+    """For ``folder``, the one of models; empty: there is none."""
+
+    def __init__(self, models: Models, folder: str, read: Callable[[], Catalogue], changed: Callable[[], None]) -> None:
+        """``read`` raises ``ConfigError`` for a catalogue that can't be used. ``changed`` is called when there is
+        another one."""
+        self._models = models
+        self._folder = folder
+        self._read = read
+        self._changed = changed
+        self._changed_at = changed_at(folder)
+
+    def look(self) -> None:
+        """Read the catalogue again if the folder has changed."""
+        now = changed_at(self._folder)
+        if now != self._changed_at:
+            self._changed_at = now
+            self.reread()
+
+    def reread(self) -> None:
+        # Many files take longer than the streams should wait.
+        self._models.threads.preparing.submit(lambda: reread(self._read, None), self._on_read)
+
+    def _on_read(self, result: Catalogue | BaseException | None) -> None:
+        if isinstance(result, BaseException):
+            log.error("the models could not be looked up again", exc_info=result)
+        elif result is not None:
+            self._models.take(result)
+            self._changed()

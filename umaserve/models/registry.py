@@ -1,0 +1,395 @@
+"""The models of the daemon: which one a name means, and which are loaded, by the plan of ``models.residency``."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from umaserve.core.errors import Fault, ModelNotFound, RequestError
+from umaserve.core.events import ListedModel, ModelInfo, ModelState
+from umaserve.core.metrics import ServingMetrics
+from umaserve.models import residency
+from umaserve.models.engine_supervisor import NewEngine
+from umaserve.models.engine_threads import EngineThreads
+from umaserve.models.known_models import KnownModels
+from umaserve.models.loaded_model import LoadedModel
+from umaserve.models.model_context import Surroundings
+from umaserve.models.model_host import ModelHost
+from umaserve.models.residency_snapshot import Model, Snapshot, State
+from umaserve.net.loop import Loop
+from umaserve.net.timers import Timer
+from umaserve.scheduler.other_models import Neighbours
+from umaserve.scheduler.questions import Question
+from umaserve.sessions.admission import Admission
+from umaserve.sessions.caller import Caller
+from umaserve.sessions.content_filter import ContentFilter
+from umaserve.sessions.manager import SessionManager
+from umaserve.sessions.session import Session
+from umaserve.settings.models import Catalogue, ModelSpec
+from umaserve.system.memory import available_bytes, mapped_bytes, resident_bytes
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+"""How often it is looked at what has changed without an event: work ends, other programs take memory."""
+WAITING_LOOK_S = 0.05
+"""The same, while somebody waits for a model."""
+_STATES = {
+    State.UNLOADED: ModelState.UNLOADED,
+    State.LOADING: ModelState.LOADING,
+    State.LOADED: ModelState.LOADED,
+    State.UNLOADING: ModelState.UNLOADING,
+    State.FAILED: ModelState.FAILED,
+}
+_OF_EACH = ("active_sessions", "waiting_sessions", "threads", "kv_cells_used", "kv_cells_cached", "kv_cells_total")
+"""Those of the metrics of all together that are told of each, too."""
+
+
+class Models:
+    """All models of a catalogue. They share the threads, and so one tick runs at a time."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        catalogue: Catalogue,
+        admission: Admission,
+        metrics: ServingMetrics,
+        content_filter: ContentFilter | None,
+        new_engine: NewEngine,
+        known: KnownModels,
+        wanted: Callable[[], bool],
+        ended: Callable[[Session, str], None],
+    ) -> None:
+        """``ended`` is as in ``SessionManager``; ``wanted``: whether engines are to be loaded."""
+        self.threads = EngineThreads(loop.wake, keeps=bool(catalogue.default.config.kv_cache))
+        self._loop = loop
+        self._catalogue = catalogue
+        self._admission = admission
+        self._metrics = metrics
+        self._reserve_bytes = catalogue.default.config.memory_reserve
+        self._room_bytes: int | None = None
+        self._look_at: float = math.inf
+        self._timer: Timer | None = None
+        self._wanted = wanted
+        self._ended = ended
+        self._around = Surroundings(
+            loop,
+            self.threads,
+            admission,
+            metrics,
+            content_filter,
+            new_engine,
+            known,
+            Neighbours(lambda: loop.call_soon(_nothing)),
+            self._pids,
+            self._available_bytes,
+            wanted,
+            self.look_soon,
+        )
+        self._hosts = {spec.name: self._new_host(spec) for spec in catalogue.models}
+        self.default = self._hosts[catalogue.default.name]
+
+    def _new_host(self, spec: ModelSpec) -> ModelHost:
+        sessions = SessionManager(self._admit, self._loop.now, self._ended)
+        return ModelHost(spec, sessions, self._around, default=spec.name == self._catalogue.default.name)
+
+    # -- which model ---------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[ModelHost]:
+        """The default one first."""
+        return iter(self._hosts.values())
+
+    def choose(self, name: str) -> ModelHost:
+        """The model that is meant by a request's ``name``. Raises ``RequestError`` if there is none, and the operator
+        wants no other instead."""
+        return self._hosts[self._catalogue.choose(name).name]
+
+    def of(self, session: Session) -> ModelHost:
+        """The model that answers it."""
+        return self._hosts.get(session.model, self.default)
+
+    def info(self, name: str) -> ModelInfo | None:
+        """Of the model that is meant by ``name``; ``None`` if it has not been loaded yet."""
+        return self.choose(name).info
+
+    def listed(self) -> Sequence[ListedModel]:
+        """Those of the catalogue, the default one first."""
+        now, clock = self._loop.now(), time.time()
+        return [self._listed(self._hosts[spec.name], clock - now) for spec in self._catalogue.models]
+
+    def _listed(self, host: ModelHost, since_1970: float) -> ListedModel:
+        used, state = host.last_used_at, host.state
+        if host.awaited and state in (State.UNLOADED, State.FAILED):
+            state = State.LOADING  # Once there is room, or its pause is over.
+        return ListedModel(
+            name=host.name,
+            aliases=host.spec.aliases,
+            description=host.spec.description,
+            default=host is self.default,
+            size_bytes=host.spec.size_bytes,
+            state=_STATES[state],
+            progress=host.place.progress if host.state in (State.LOADING, State.LOADED) else 0.0,
+            needed_bytes=host.loading.needed_bytes,
+            last_used_at=None if used == -math.inf else used + since_1970,
+            info=host.info,
+            takes=_takes(host),
+            room_bytes=None if state in (State.LOADED, State.UNLOADING) else self._room_bytes,
+        )
+
+    def ask(self, name: str, question: Question) -> None:
+        """Ask the model that is meant by ``name``; as ``Questions.ask``."""
+        host = self.choose(name)
+        host.ask(question)
+        self.see_to(host)
+
+    def when_loaded(self, name: str, then: Callable[[RequestError | None], None]) -> Callable[[], None]:
+        """As ``ModelHost.when_loaded``, of the model that is meant by ``name``."""
+        host = self.choose(name)
+        forget = host.when_loaded(then)
+        self.see_to(host)
+        return forget
+
+    def take(self, catalogue: Catalogue) -> None:
+        """Serve the models of a new catalogue. The default one stays as it is; any other that is gone or different does
+        so until it is not in use any more."""
+        # What another size means for the default one, its host sees for itself.
+        size_bytes = self._catalogue.default.size_bytes
+        if replace(catalogue.default, size_bytes=size_bytes) != self._catalogue.default:
+            log.warning("models: the default one has changed, which takes effect at the next start; nothing else does")
+            return
+        before, now = ({spec.name: spec for spec in one.models} for one in (self._catalogue, catalogue))
+        changes = {
+            "new": sorted(now.keys() - before.keys()),
+            "gone": sorted(before.keys() - now.keys()),
+            "changed": sorted(name for name in now.keys() & before.keys() if now[name] != before[name]),
+        }
+        log.info("the models were looked up again", extra={"fields": changes})
+        self._catalogue = catalogue
+        self.default.spec = catalogue.default
+        self._follow_catalogue()
+
+    def _follow_catalogue(self) -> None:
+        specs = {spec.name: spec for spec in self._catalogue.models}
+        leaving = [host for host in self if host.spec != specs.get(host.name)]
+        for host in leaving:
+            if host.unused and host.state is State.LOADED:
+                host.unload()
+            elif host.unused and host.state in (State.UNLOADED, State.FAILED):
+                host.stop()
+                del self._hosts[host.name]
+        for name in specs.keys() - self._hosts.keys():
+            self._hosts[name] = self._new_host(specs[name])
+
+    def _admit(self, caller: Caller, _waiting: int, now: float) -> None:
+        self._admission(caller, sum(host.sessions.waiting for host in self), now)
+
+    # -- by hand -------------------------------------------------------------------------------------------------
+
+    def load(self, name: str) -> None:
+        """Have the model of this name loaded, as if somebody waited for it. Raises ``RequestError`` where there is
+        none, or it can't be."""
+        ends: list[RequestError | None] = []
+        self._named(name).come(ends.append)
+        self._look()
+        if ends and ends[0] is not None:
+            raise ends[0]
+
+    def unload(self, name: str) -> None:
+        """Have the model of this name unloaded once what it runs has ended; requests that come until then wait, and
+        have it loaded again. Raises ``RequestError`` as ``load``."""
+        self._named(name).leave()
+        self.look_soon()
+
+    def _named(self, name: str) -> ModelHost:
+        spec = self._catalogue.find(name)
+        if spec is None:
+            raise ModelNotFound(name)
+        return self._hosts[spec.name]
+
+    # -- which are loaded ----------------------------------------------------------------------------------------
+
+    def see_to(self, host: ModelHost) -> None:
+        """Somebody wants something of it."""
+        if host.state is not State.LOADED or host.sessions.holds_back:
+            self.look_soon()
+
+    def look_soon(self) -> None:
+        """Something has changed that the plan depends on."""
+        self._look_again(0.0)
+
+    def _look_again(self, seconds: float) -> None:
+        at = self._loop.now() + seconds
+        if at >= self._look_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._look_at, self._timer = at, self._loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        """Do what the plan says."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._look_at, self._timer = math.inf, None
+        if not self._wanted():
+            return
+        self._follow_catalogue()
+        now = self._loop.now()
+        models = [host.look(now) for host in self]
+        snapshot = self._snapshot(now, models)
+        moves, self._room_bytes = residency.plan(snapshot), max(0, residency.most_bytes(snapshot))
+        for host in self:
+            if host.state is State.LOADED:
+                host.sessions.holds_back = host.name in moves.hold
+        for name, problem in moves.refuse.items():
+            log.warning("%s can't be loaded: %s", name, problem)
+            self._hosts[name].fail_all(RequestError(Fault.MEMORY_PRESSURE, "model", problem))
+        for name in moves.unload:
+            self._hosts[name].unload()
+        for name in moves.load:
+            self._load(self._hosts[name])
+        waits = any(model.waiting for model in models)
+        self._look_again(min(WAITING_LOOK_S if waits else LOOK_S, max(0.0, moves.again_at - now)))
+
+    def _load(self, host: ModelHost) -> None:
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                host.could_not_load(error)
+
+        host.load(done)
+
+    def _snapshot(self, now: float, models: Sequence[Model]) -> Snapshot:
+        loading = [host for host in self if host.state is State.LOADING]
+        own = resident_bytes()
+        return Snapshot(
+            now=now,
+            models=models,
+            available_bytes=self._available_bytes(),
+            promised_bytes=sum(
+                max(0, host.loading.needed_bytes + own - resident_bytes(host.place.pids)) for host in loading
+            ),
+            reserve_bytes=self._reserve_bytes,
+        )
+
+    def _available_bytes(self) -> int:
+        """Without the weights that engines have mapped: the kernel could drop them, but each token reads them all."""
+        return max(0, available_bytes() - mapped_bytes(self._pids()))
+
+    def _pids(self) -> Sequence[int]:
+        return [pid for host in self for pid in host.place.pids]
+
+    # -- for the daemon's turns ----------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Run the callbacks of finished jobs."""
+        for thread in self.threads.all:
+            thread.collect()
+        for host in self:
+            host.place.collect()
+
+    @property
+    def _loaded(self) -> Sequence[LoadedModel]:
+        return [host.loaded for host in self if host.loaded is not None]
+
+    def end_turn(self) -> None:
+        for host in self:
+            host.end_turn()
+
+    def tell_waiting(self) -> None:
+        for host in self:
+            host.tell_waiting()
+
+    def shed_caches(self) -> None:
+        for one in self._loaded:
+            one.scheduler.shed_caches()
+
+    def keep_costs(self) -> None:
+        """Have what the ticks of all take known to the next daemon."""
+        for host in self:
+            if host.loaded is not None:
+                host.loading.keep_cost(host.loaded.scheduler.learned_cost)
+
+    def look_at_files(self) -> None:
+        """Have models whose files have changed loaded again, unless the daemon drains."""
+        for host in self if self._wanted() else ():
+            host.look_at_files()
+
+    def end_if_one_hangs(self) -> None:
+        for host in self:
+            host.end_if_it_hangs()
+
+    @property
+    def idle(self) -> bool:
+        return all(host.idle for host in self)
+
+    def put_away(self) -> bool:
+        """As ``Scheduler.put_away``, of all."""
+        return not [one for one in self._loaded if not one.scheduler.put_away()]
+
+    def refuse_waiting(self, *, of_loaded: bool) -> None:
+        """Fail what has not started; ``of_loaded``: also where the model is loaded, so that its turn would come."""
+        for host in self:
+            if of_loaded or host.state is not State.LOADED:
+                host.refuse_waiting()
+
+    def fail_begun(self) -> None:
+        for one in self._loaded:
+            one.scheduler.fail_begun()
+
+    def fail_running(self) -> None:
+        for one in self._loaded:
+            one.scheduler.fail_running()
+
+    def close(self) -> None:
+        """After the threads have ended."""
+        for host in self:
+            host.place.end()
+
+    @property
+    def children(self) -> Sequence[int]:
+        """The processes that compute for the daemon."""
+        return self._pids()
+
+    def snapshot(self) -> Mapping[str, int | float | str]:
+        """Their part of the metrics: of all together, except the names."""
+        each = [host.snapshot() for host in self]
+        about: dict[str, int | float | str] = {
+            "load_progress": round(self.default.place.progress, 3),
+            "model": "" if self.default.info is None else self.default.name,
+        }
+        of_all = {name: functools.reduce(_together, (one[name] for one in each)) for name in each[0]}
+        return {**about, **of_all, **self._metrics.snapshot()}
+
+    def snapshot_of_each(self) -> Mapping[str, Mapping[str, int | str]]:
+        """The metrics of each by its name; ``exposition.MODEL_HELP`` explains them."""
+        return {one.name: self._snapshot_of(one) for one in self.listed()}
+
+    def _snapshot_of(self, model: ListedModel) -> Mapping[str, int | str]:
+        host = self._hosts[model.name]
+        now = host.snapshot()
+        return {
+            "state": model.state.value,
+            "memory_bytes": model.needed_bytes if host.state in (State.LOADED, State.UNLOADING) else 0,
+            "last_used": int(model.last_used_at or 0),
+            **{name: int(now[name]) for name in _OF_EACH},
+            **host.totals(),
+        }
+
+
+def _nothing() -> None:
+    """Does nothing: scheduling it makes the loop turn once more."""
+
+
+def _takes(host: ModelHost) -> Sequence[str] | None:
+    """As ``ListedModel.takes``."""
+    if host.info is None:
+        return None if host.spec.config.mmproj else ()
+    kinds = (("image", host.info.sees), ("audio", host.info.hears), ("video", host.info.sees))
+    return tuple(kind for kind, taken in kinds if taken)
+
+
+def _together(one: int | float | str, other: int | float | str) -> int | float | str:
+    return one or other if isinstance(one, str) or isinstance(other, str) else one + other

@@ -1,0 +1,1 @@
+"""Connections to clients and workers: routes, bodies, replies."""

@@ -1,0 +1,131 @@
+"""OpenAI's responses at a relay, which keeps them: its workers don't.
+
+A worker gets all items of a conversation with each request. So each one may go to any worker, of whatever make, and one
+that is lost takes none with it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from umaserve.core.errors import RequestError
+from umaserve.dialects.parameters import PRIORITY_HEADER
+from umaserve.dialects.responses import pages
+from umaserve.dialects.responses.keeping import RELAY_HEADER, Keeping, keeping
+from umaserve.dialects.responses.kept import KeptResponses, TenantsResponses
+from umaserve.http.connection import JSON, HttpConnection, Serve
+from umaserve.net.input_budget import InputBudget
+from umaserve.net.loop import Loop
+from umaserve.relay.http.background import BackgroundReply
+from umaserve.relay.http.bodies import read_json
+from umaserve.relay.http.exchange import RelayExchange
+from umaserve.relay.http.intake import Intake
+from umaserve.relay.http.kept_reply import Keeper, KeptReply
+from umaserve.relay.pool.pool import Pool
+from umaserve.relay.pool.request import Client, RelayedRequest
+from umaserve.wire.http_head import Request
+
+COUNT = f"{pages.PATH}/input_tokens"
+RESPONSES = frozenset((pages.PATH, "/responses", COUNT))
+"""The paths whose bodies are relayed; the relay answers those below by itself."""
+FORGET_S = 60.0
+_OURS = ("previous_response_id", "background")
+"""Fields that mean something to the relay only."""
+
+_PAGES: Mapping[str, Mapping[str, Callable[[TenantsResponses, Request], tuple[int, str, bytes]]]] = {
+    "": {"GET": pages.retrieve, "DELETE": pages.delete},
+    "/input_items": {"GET": pages.input_items},
+    "/cancel": {"POST": pages.cancel},
+}
+"""By what follows a response's id in the path."""
+
+
+class Responses:
+    """Those of all clients."""
+
+    def __init__(self, loop: Loop, pool: Pool, intake: Intake, budget: InputBudget) -> None:
+        self._kept = KeptResponses(loop.now)
+        self._loop = loop
+        self._pool = pool
+        self._intake = intake
+        self._budget = budget
+        self._forget_old()
+
+    def find(self, path: str, tenant: Callable[[HttpConnection, Request], str]) -> tuple[Sequence[str], Serve] | None:
+        """The methods and the handler of a path with a response's id; ``None`` where it is none. ``tenant``: whose
+        responses a request may see; it may raise ``RequestError``."""
+        response_id, slash, rest = path.removeprefix(f"{pages.PATH}/").partition("/")
+        by_method = _PAGES.get(slash + rest)
+        if not path.startswith(f"{pages.PATH}/") or not response_id or by_method is None:
+            return None
+
+        def show(connection: HttpConnection, request: Request) -> None:
+            make = by_method["GET" if request.method == "HEAD" else request.method]
+            status, content_type, body = make(self._kept.of(tenant(connection, request)), request)
+            connection.respond(status, [("Content-Type", content_type)], body)
+
+        return (*by_method, "HEAD") if "GET" in by_method else tuple(by_method), show
+
+    def relay(self, connection: HttpConnection, request: Request, client_name: str, tenant: str) -> None:
+        """A request to one of ``RESPONSES``; raises ``RequestError``."""
+        body, all_kept = read_json(request.body), self._kept.of(tenant)
+        fields = body.fields
+        exchange = RelayExchange(connection, self._pool)
+        try:
+            asked = keeping(fields, all_kept)
+            own = None if request.path == COUNT else asked.own(f"resp_{secrets.token_hex(16)}", len(request.body))
+        except RequestError:
+            if any(map(fields.values.get, _OURS)):
+                raise
+            # The worker says what is wrong with it.
+            self._send(connection, exchange, self._intake.of_json(request, body, client_name, exchange))
+            return
+        shown = asked.shown(own)
+
+        def new_request(client: Client) -> RelayedRequest:
+            changed = _for_worker(fields.values, asked)
+            relayed = self._intake.of_json(request, body, client_name, client, changed, _turns(asked))
+            told = {RELAY_HEADER: orjson.dumps(shown).decode()}
+            # Nobody waits for it at a connection.
+            default = {PRIORITY_HEADER: "background"} if asked.background else {}
+            relayed.headers = {**default, **relayed.headers, **told}
+            return relayed
+
+        if request.path == COUNT:
+            self._send(connection, exchange, new_request(exchange))
+        elif own is not None and asked.background:
+            memory = self._budget.share(None)
+            background = BackgroundReply(self._loop, self._pool, all_kept, own, shown, memory, exchange.fail)
+            response = background.start(new_request(background), fields.values)
+            if response is not None:
+                connection.respond(200, [JSON], response)
+        else:
+            self._send(connection, exchange, new_request(KeptReply(exchange, Keeper(all_kept, own, shown))))
+
+    @staticmethod
+    def _send(connection: HttpConnection, exchange: RelayExchange, request: RelayedRequest) -> None:
+        connection.pending = exchange
+        exchange.start(request)
+
+    def _forget_old(self) -> None:
+        self._kept.expire()
+        self._loop.call_later(FORGET_S, self._forget_old)
+
+
+def _turns(asked: Keeping) -> Iterator[Mapping[str, Any]]:
+    for item in asked.earlier:
+        yield orjson.loads(item)
+    for own in asked.items:
+        yield own.values
+
+
+def _for_worker(values: Mapping[str, Any], asked: Keeping) -> Mapping[str, Any] | None:
+    """A body's fields without those that a worker can't know of; ``None`` where it has none of them."""
+    if asked.previous is None and not asked.background:
+        return None
+    rest = {key: value for key, value in values.items() if key not in _OURS}
+    return {**rest, "input": [*map(orjson.Fragment, asked.earlier), *(item.values for item in asked.items)]}

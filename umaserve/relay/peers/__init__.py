@@ -1,0 +1,1 @@
+"""What relays tell each other of shared workers and keys."""

@@ -1,0 +1,1 @@
+"""Which worker gets which request, and what is known of both."""

@@ -1,0 +1,144 @@
+"""The clients' accounts: what each key may do, by its terms, and what it has used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+
+from umaserve.access.client_keys import ClientKeys
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.requests import Priority
+from umaserve.sessions.rates import Rates
+from umaserve.wire.relay_messages import TokenCounts
+
+SPEND_AT_ONCE = 64
+"""Tokens of a stream after which they are counted, so that an endless one is not free."""
+TAIL = 4096
+"""Characters of a reply's end in which its usage is looked for."""
+_PROMPT = re.compile(r'"(?:prompt_tokens|input_tokens|prompt_eval_count|tokens_evaluated)"\s*:\s*(\d{1,12})')
+_GENERATED = re.compile(r'"(?:completion_tokens|output_tokens|eval_count|tokens_predicted)"\s*:\s*(\d{1,12})')
+"""As OpenAI's, Anthropic's, Ollama's and llama-server's clients read them. In a text the quotes would be escaped."""
+
+
+@dataclass(slots=True)
+class Used:
+    """By one key, since the relay's start."""
+
+    requests_total: int = 0
+    refused_total: int = 0
+    """For its rates."""
+    prompt_tokens_total: int = 0
+    generated_tokens_total: int = 0
+
+
+class Accounts:
+    """Those of all keys, by name."""
+
+    def __init__(self, keys: ClientKeys, clock: Callable[[], float]) -> None:
+        self.used: dict[str, Used] = {}
+        self.changes = 0
+        """Of ``used``."""
+        self._keys = keys
+        self._clock = clock
+        self._rates = Rates(0, 0)
+
+    def admit(self, name: str) -> None:
+        """Count a request, or raise ``RequestError`` where the key's rate is used up."""
+        used = self.used.setdefault(name, Used())
+        self.changes += 1
+        try:
+            self._rates.admit(name, self._clock(), self._keys.terms(name).limits)
+        except RequestError:
+            used.refused_total += 1
+            raise
+        used.requests_total += 1
+
+    def check_valid(self, name: str) -> None:
+        """Raise ``RequestError`` where the key was revoked since its connection was made."""
+        if not self._keys.has(name):
+            raise RequestError(Fault.UNAUTHORIZED, "key", "expected one that is valid, and this one was revoked")
+
+    def in_background(self, name: str) -> bool:
+        return self._keys.terms(name).priority is Priority.BACKGROUND
+
+    def check_model(self, name: str, model: str | None) -> None:
+        """Raise ``RequestError`` unless the key may use ``model``."""
+        allowed = self._keys.terms(name).models
+        if allowed and model not in allowed:
+            expected = "expected a model that GET /v1/models lists for this key"
+            raise RequestError(Fault.MODEL_NOT_FOUND, "model", f"{expected}, got {(model or 'none')[:64]}")
+
+    def only_some(self, name: str) -> bool:
+        """Whether the key may not use all models."""
+        return bool(self._keys.terms(name).models)
+
+    def visible(self, name: str, models: Iterable[str]) -> list[str]:
+        """Those of ``models`` that the key may use."""
+        allowed = self._keys.terms(name).models
+        return [model for model in models if not allowed or model in allowed]
+
+    def tally(self, name: str) -> Tally:
+        """For a request of this key."""
+        return Tally(lambda prompt, generated: self._spend(name, prompt, generated))
+
+    def _spend(self, name: str, prompt: int, generated: int) -> None:
+        used = self.used.setdefault(name, Used())
+        self.changes += 1
+        used.prompt_tokens_total += prompt
+        used.generated_tokens_total += generated
+        self._rates.spend(name, generated, self._clock(), self._keys.terms(name).limits)
+
+    def charge(self, used: Mapping[str, tuple[int, int]], age_s: float) -> None:
+        """Take from the keys' rates what they have used at another relay, so many seconds ago: requests and tokens, by
+        name."""
+        then = self._clock() - age_s
+        # The other relay may have made a key just now.
+        for name, terms in self._keys.find(used.keys()).items():
+            requests, tokens = used[name]
+            self._rates.spend(name, tokens, then, terms.limits, requests=requests)
+
+    def shown(self, name: str) -> Mapping[str, int]:
+        """What a key has used, by the names of ``Used``."""
+        return asdict(self.used.get(name, Used()))
+
+
+class Tally:
+    """Counts the tokens of one reply: as its worker reports them, else as its own end does, else a token for each event
+    of its stream."""
+
+    def __init__(self, spend: Callable[[int, int], None]) -> None:
+        self._spend = spend
+        self._events = self._spent = 0
+        self._tail = ""
+        self._reported: TokenCounts | None = None
+
+    def chunk(self, chunk: str | bytes) -> None:
+        if isinstance(chunk, bytes):
+            return
+        # Of Ollama's streams each line is one; a WebSocket's message has no line.
+        self._events += chunk.count("\n\n") or chunk.count("\n") or 1
+        self._tail = (self._tail + chunk)[-TAIL:]
+        if self._events - self._spent >= SPEND_AT_ONCE:
+            self._spend(0, self._events - self._spent)
+            self._spent = self._events
+
+    def end(self, body: str | bytes | None, counts: TokenCounts | None) -> None:
+        """The reply is whole; ``body``: of one that was not streamed."""
+        self._reported = counts
+        if isinstance(body, str) and body:
+            self._tail, self._events = body[-TAIL:], 0
+
+    def close(self) -> None:
+        """The request is over, in whatever way."""
+        counts = self._reported or TokenCounts()
+        prompt = _last(_PROMPT, self._tail) if counts.prompt_tokens is None else counts.prompt_tokens
+        generated = _last(_GENERATED, self._tail) if counts.completion_tokens is None else counts.completion_tokens
+        if generated is None:
+            generated = self._events
+        self._spend(prompt or 0, max(0, generated - self._spent))
+
+
+def _last(pattern: re.Pattern[str], text: str) -> int | None:
+    found = pattern.findall(text)
+    return int(found[-1]) if found else None

@@ -1,0 +1,1 @@
+"""What the next tick computes, and what comes of it."""

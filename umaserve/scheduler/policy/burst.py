@@ -1,0 +1,55 @@
+"""Prompts that arrive together while no stream runs: rule 10 of ``policy``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from umaserve.scheduler.policy.snapshot import AGING_S, Prompt, Snapshot
+from umaserve.sessions.decodes import WIDE_ROWS
+
+BURST_S = 0.2
+"""Prompts that arrive within this time are a burst."""
+
+
+class Burst:
+    """Prompts that are computed together while no stream runs, and then start together (rule 10)."""
+
+    def __init__(self, snapshot: Snapshot, queue: Sequence[Prompt]) -> None:
+        """``queue``: all prompts, the most urgent first."""
+        self._now = snapshot.now
+        self._preparing = snapshot.preparing > 0
+        self._alone = len(queue) == 1 and not snapshot.preparing and not snapshot.streams
+        running = [prompt for prompt in queue if prompt.started]
+        slots, cells = snapshot.free_slots, snapshot.free_cells
+        for prompt in queue:
+            if prompt.started:
+                continue
+            slots, cells = slots - 1, cells - prompt.cells
+            if min(slots, cells) < 0:
+                break
+            running.append(prompt)
+        self._unready = [prompt for prompt in running if not _is_ready(prompt)]
+        several = len(running) + snapshot.preparing > 1
+        self._possible = snapshot.prompts_apart and several and not snapshot.streams
+
+    def holds(self, prompt: Prompt) -> bool:
+        """Whether the computed ``prompt`` waits for others."""
+        if not self._possible or prompt.resumes or not _is_ready(prompt):
+            return False
+        if self._preparing and self._now < prompt.arrived_at + BURST_S:
+            return True
+        return self._now < prompt.arrived_at + AGING_S and any(
+            other.arrived_at <= prompt.arrived_at + BURST_S and other.priority <= prompt.priority
+            for other in self._unready
+        )
+
+    def keeps_last(self, prompt: Prompt, tokens: int) -> bool:
+        """Whether the last of its ``tokens`` has to wait for a later tick."""
+        if tokens < prompt.remaining or tokens == 1:
+            return False
+        return tokens >= WIDE_ROWS if self._alone else self._possible
+
+
+def _is_ready(prompt: Prompt) -> bool:
+    """Whether all but its last token is computed."""
+    return prompt.started and prompt.remaining == 1

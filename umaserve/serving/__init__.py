@@ -1,1 +1,0 @@
-"""Sessions and the scheduling of their tokens. Sees messages, never bytes."""

@@ -1,0 +1,31 @@
+"""Who sends a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from umaserve.core.requests import Priority
+from umaserve.sessions.rates import RateLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sends a request, for logs and metrics, and what this caller is granted."""
+
+    dialect: str
+    peer: str
+    key: str = ""
+    priority: Priority = Priority.INTERACTIVE
+    """The best class that its requests get."""
+    limits: RateLimits | None = None
+    """Its own rate limits; ``None``: the server's."""
+    several: bool = False
+    """Whether these are several clients that can't be told apart, and may not read each other's prompts."""
+    operator: bool = False
+    """Whether it may see and end what others run."""
+    traceparent: str = ""
+    """The trace that its requests are part of, unchecked (W3C Trace Context); empty: none."""
+
+    @property
+    def tenant(self) -> str:
+        return f"key:{self.key}" if self.key else self.peer
