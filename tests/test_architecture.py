@@ -37,7 +37,7 @@ ROOMS: dict[str, set[str]] = {
     "models": {"remote", "scheduler", "kvcache", "sessions", "settings", "net", "system", "core"},
     "http": {"net", "wire", "dialects", "system", "core"},
     "worker": {"net", "wire", "settings", "system", "core"},
-    "relay": {"http", "access", "worker", "net", "wire", "dialects", "sessions", "settings", "system", "core"},
+    "relay": {"http", "access", "net", "wire", "dialects", "sessions", "settings", "system", "core"},
     "daemon": {"models", "http", "access", "stages", "worker", "dialects", "remote", "speech", "scheduler", "sessions"}
     | {"net", "wire", "settings", "system", "core"},
     "commands": {"client", "engine", "access", "media", "net", "wire", "settings", "system", "core"},

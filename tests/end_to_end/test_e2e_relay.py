@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 import signal
-import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ import trustme
 from daemon import FAR_FROM_A_TIE, READY_S, Daemon
 from openai.types.responses import Response
 from program import Program
+from redis_server import MISSING, PROGRAM, RedisServer
 from websockets.sync.client import connect
 
 from umaserve.settings.model_files import default_model
@@ -454,22 +454,16 @@ def test_of_two_relays_one_may_die(tmp_path: Path) -> None:
     assert relays[1].stop() == 0, relays[1].logs
 
 
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
-
-
-def test_relays_that_know_each_other_share_workers_and_rates(pair: tuple[Relay, Daemon], tmp_path: Path) -> None:
+@pytest.mark.skipif(PROGRAM is None, reason=MISSING)
+def test_relays_that_meet_at_redis_share_workers_and_rates(pair: tuple[Relay, Daemon], tmp_path: Path) -> None:
     _, daemon = pair
-    addresses = [free_address(), free_address()]
+    meeting = RedisServer(tmp_path)
+    meeting.start()
     admin = {"Authorization": "Bearer a-token-of-the-tests"}
     common = ("--client-keys", str(tmp_path / "keys.sqlite"), "--admin-token", "a-token-of-the-tests")
     for name in ("first", "second", "shared", "idle"):
         (tmp_path / name).mkdir()
-    first, second = (
-        Relay(tmp_path / name, "--listen", own, "--peer", f"http://{other}", *common)
-        for name, own, other in zip(("first", "second"), addresses, reversed(addresses), strict=True)
-    )
+    first, second = (Relay(tmp_path / name, "--redis", meeting.url, *common) for name in ("first", "second"))
     behind = (*SECRET_FLAGS, "--backend", f"http://{daemon.http}", "--max-concurrent", "2")
     shared = Program(tmp_path / "shared", "worker", "--relay", f"{first.url},{second.url}", "--name", "shared", *behind)
     first.wait_for_workers(1)
@@ -525,3 +519,4 @@ def test_relays_that_know_each_other_share_workers_and_rates(pair: tuple[Relay, 
     for program in (shared, idle, first, second):
         assert program.stop() == 0, program.logs
         assert "Traceback" not in program.logs, program.logs
+    meeting.kill()

@@ -212,8 +212,14 @@ def test_a_server_with_tls_is_trusted_by_its_certificate(
         ({"other": "field"}, "payload: not valid JSON"),
         ({"news": "{"}, "payload: not valid JSON"),
         ({"news": "[]"}, "body: expected an object"),
+        ({"news": json.dumps({"relay": 5})}, "relay: expected "),
+        ({"news": json.dumps({"relay": "x", "workers": []})}, "workers: expected an object"),
         ({"news": json.dumps({"relay": "x", "workers": {"x": -1}})}, "workers.x: expected "),
+        ({"news": json.dumps({"relay": "x", "workers": {"x": "many"}})}, "workers.x: expected "),
         ({"news": json.dumps({"relay": "x", "keys": {"alice": 1}})}, "keys.alice: expected "),
+        ({"news": json.dumps({"relay": "x", "keys": {"alice": [1]}})}, "keys.alice: expected "),
+        ({"news": json.dumps({"relay": "x", "keys": {"alice": [1, True]}})}, "keys.alice: expected "),
+        ({"news": json.dumps({"relay": "x", "keys": {"alice": [1, -1]}})}, "keys.alice: expected "),
     ],
 )
 def test_what_no_relay_has_told_changes_nothing(

@@ -54,7 +54,6 @@ RELAY_VALUES: dict[str, tuple[Any, ...]] = {
     "max_workers": (4096, 1, 65536),
     "max_models": (256, 1, 65536),
     "max_message_bytes": (64 << 20, 64 << 10, 1 << 30),
-    "peer": ((),),
     "redis": ("",),
     "redis_user": ("",),
     "redis_password_file": ("",),
@@ -276,7 +275,6 @@ def test_a_worker_must_have_the_time_to_answer_a_ping() -> None:
     ("given", "problem"),
     [
         ({"redis": "redis://box:6379/names"}, "redis (redis://box:6379/names): expected the number of a database"),
-        ({"redis": "redis://box", "peer": "https://other"}, "peer and redis are both set: set only one of them"),
         ({"redis_password_file": "f"}, "redis_password_file is set and redis is not: set redis to a URL"),
         (
             {"redis": "redis://box", "redis_user": "u"},

@@ -33,7 +33,7 @@ from umaserve.system import systemd
 from umaserve.system.descriptors import raise_descriptor_limit
 from umaserve.system.memory import resident_bytes
 from umaserve.system.signals import Signals
-from umaserve.system.threads import ThreadWatch
+from umaserve.system.threads import JobThread, ThreadWatch
 
 if TYPE_CHECKING:
     from umaserve.relay.peers.redis_link import Credentials
@@ -84,8 +84,10 @@ class RelayServer:
         self._leaving = False
         self._redis_password = self._read_redis_password()
         credentials = self._redis_credentials if config.redis_password_file else None
-        meeting = Meeting(config.peer, config.redis, config.provider, lambda: doors.worker_secret, credentials)
-        self._peers = Peers(self._loop, meeting, self._pool, self._accounts)
+        self._peers: Peers | None = None
+        if config.redis:
+            meeting = Meeting(config.redis, config.provider, credentials)
+            self._peers = Peers(self._loop, meeting, self._pool, self._accounts)
         self._site = RelaySite(
             self._loop,
             config,
@@ -94,7 +96,6 @@ class RelayServer:
             admin,
             self._metrics,
             lambda: self._leaving,
-            self._peers.hear,
         )
         self._started_at = self._loop.now()
         self._clients: set[Client] = set()
@@ -112,9 +113,12 @@ class RelayServer:
             log.info("listening", extra={"fields": {"at": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}})
         self._signals.handle()
         self._loop.before_sleep = self._end_turn
-        self._loop.after_poll = self._peers.collect
-        self._peers.start()
-        systemd.feed_watchdog(self._loop.call_later, ThreadWatch(self._peers.threads).stuck)
+        threads: Sequence[JobThread] = ()
+        if self._peers is not None:
+            threads = self._peers.threads
+            self._loop.after_poll = self._peers.collect
+            self._peers.start()
+        systemd.feed_watchdog(self._loop.call_later, ThreadWatch(threads).stuck)
         systemd.notify("READY=1\nSTATUS=relaying")
         try:
             self._loop.run()
@@ -127,8 +131,8 @@ class RelayServer:
         if self._traces is not None:
             self._traces.stop()
         self._signals.restore()
-        # A hanging look-up may still wake the loop later, which must then stay open.
-        if self._peers.stop():
+        # A hanging thread may still wake the loop later, which must then stay open.
+        if self._peers is None or self._peers.stop():
             self._loop.close()
         log.info("stopped")
         return os.EX_OK

@@ -22,7 +22,6 @@ from umaserve.settings.kinds import (
     size,
     switch,
     url,
-    urls,
     whole,
     word,
     words,
@@ -73,18 +72,12 @@ class RelayConfig:
     max_models: int = setting(256, whole(1, 65536), "workers", "models that one worker may offer")
     max_message_bytes: int = setting(64 * MIB, size(64 * KIB, GIB), "workers", "largest message from a worker")
 
-    peer: tuple[str, ...] = setting(
-        (),
-        urls("https", "http"),
-        "workers",
-        "other relays with the same workers and secret, to tell this one's load and its keys' usage; list of URLs",
-    )
     redis: str = setting(
         "",
         url("redis", "rediss", or_empty=True),
         "workers",
-        "Redis or Valkey, where all relays of this provider tell each other their load and their keys' usage, instead "
-        "of peer; its path is the database's number, such as redis://10.0.0.5:6379/0; empty: none",
+        "Redis or Valkey, where all relays of this provider tell each other their load and their keys' usage; its path "
+        "is the database's number, such as redis://10.0.0.5:6379/0; empty: this relay counts alone",
     )
     redis_user: str = setting("", word(or_empty=True), "workers", "user of Redis; empty: its default one")
     redis_password_file: str = setting(
@@ -205,7 +198,6 @@ class RelayConfig:
             raise Conflict(f"{found}: set client_keys to a file, or set insecure", "listen", "client_keys")
 
     def _check_redis(self) -> None:
-        not_both("peer", "redis", self.peer, self.redis)
         if not re.fullmatch("|rediss?://[^/]+(/[0-9]{0,4})?", self.redis):
             raise Conflict(f"redis ({self.redis}): expected the number of a database as its path, such as /0", "redis")
         if self.redis_password_file and not self.redis:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from umaserve.access.attempts import FailedAttempts, counted_as, peer_address
 from umaserve.access.client_keys import ClientKeys
 from umaserve.access.gate import SUBPROTOCOL, Gate, check_form, check_json, unauthorized
-from umaserve.core.errors import Fault, RequestError
+from umaserve.core.errors import RequestError
 from umaserve.dialects.anthropic.errors import ERRORS as ANTHROPICS_ERRORS
 from umaserve.dialects.http import ErrorReply
 from umaserve.dialects.ollama.errors import ERRORS as OLLAMAS_ERRORS
 from umaserve.dialects.openai.errors import ERRORS
-from umaserve.http.connection import JSON, HttpConnection, HttpLimits, Serve
+from umaserve.http.connection import HttpConnection, HttpLimits, Serve
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.relay.http.admin import Admin
@@ -26,7 +26,6 @@ from umaserve.relay.http.intake import ANTHROPIC_HEADER, FORM_PATHS, MESSAGES, S
 from umaserve.relay.http.pages import PROBES, Pages
 from umaserve.relay.http.responses import RESPONSES, Responses
 from umaserve.relay.http.worker_link import LinkLimits, WorkerLink
-from umaserve.relay.peers import peer_link
 from umaserve.relay.pool.accounts import Accounts
 from umaserve.relay.pool.pool import Pool
 from umaserve.settings.relay import RelayConfig
@@ -36,7 +35,6 @@ from umaserve.wire.websocket import CloseCode, WebSocketCodec
 log = logging.getLogger(__name__)
 
 CONNECT = "/v1/worker/connect"
-PEER = peer_link.PATH
 ADMIN = "/admin/"
 OLLAMAS = "/api/"
 ANTHROPIC_PATHS = frozenset((MESSAGES, f"{MESSAGES}/count_tokens"))
@@ -97,9 +95,8 @@ class RelaySite:
         admin: Admin,
         metrics: Callable[[Sequence[str]], bytes],
         leaving: Callable[[], bool],
-        hear: Callable[[bytes], None],
     ) -> None:
-        """``leaving``: whether the relay is to end. ``hear`` gets the news of other relays."""
+        """``leaving``: whether the relay is to end."""
         self.limits = HttpLimits(config.max_body_bytes, config.header_timeout, config.body_timeout, config.idle_timeout)
         self.input_budget = InputBudget(loop, MAX_BODIES * config.max_body_bytes, SMALL_BYTES)
         self._loop = loop
@@ -107,7 +104,6 @@ class RelaySite:
         self._pool = pool
         self._doors = doors
         self._admin = admin
-        self._hear = hear
         self._intake = Intake(pool.workers, config.default_model, doors.accounts, by_prefix=config.route_by == "prefix")
         self._responses = Responses(loop, pool, self._intake, self.input_budget)
         self._pages = Pages(pool, self._intake, config.provider, metrics, leaving, self._check_key, doors.accounts)
@@ -122,8 +118,8 @@ class RelaySite:
         return self._doors.gate.cors_headers(head)
 
     def judge(self, head: Request, peer: str) -> Serve:
-        if head.path not in (CONNECT, PEER):
-            # The check protects browsers' users; workers and relays are none and authenticate with their secret.
+        if head.path != CONNECT:
+            # The check protects browsers' users; workers are none and authenticate with their secret.
             self._doors.gate.check_names(head, by_file=False)
         methods, serve = self._route(head)
         if head.method == "OPTIONS":
@@ -133,8 +129,6 @@ class RelaySite:
             raise Refusal(405, got, [("Allow", ", ".join(methods))])
         if head.path.startswith(ADMIN):
             self._admin.check(head, self._address(head, peer))
-        elif head.path == PEER:
-            self._check_peer(head, peer)
         elif head.path not in (CONNECT, *PROBES):
             self._check_key(head)
         if head.path in FORM_PATHS:
@@ -151,8 +145,6 @@ class RelaySite:
             return ("GET",), self._converse
         if path == CONNECT:
             return ("GET",), self._connect_worker
-        if path == PEER:
-            return ("POST",), self._hear_peer
         if path.startswith(ADMIN):
             return self._admin.methods(path), self._admin.serve
         if found := self._responses.find(path, self._tenant):
@@ -246,17 +238,6 @@ class RelaySite:
         if refusal:
             # After the handshake: workers read the reason from the close frame.
             link.close(CloseCode.POLICY_VIOLATION, refusal)
-
-    # -- other relays --------------------------------------------------------------------------------------------
-
-    def _check_peer(self, head: Request, peer: str) -> None:
-        wrong = self._wrong_credential(head)
-        if wrong:
-            raise RequestError(Fault.UNAUTHORIZED, SECRET_HEADER, self._note_refused(self._address(head, peer), wrong))
-
-    def _hear_peer(self, connection: HttpConnection, request: Request) -> None:
-        self._hear(request.body)
-        connection.respond(200, [JSON], b"{}")
 
     def _refusal(self, connection: HttpConnection, request: Request) -> str:
         wrong = self._wrong_credential(request)

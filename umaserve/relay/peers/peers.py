@@ -1,21 +1,19 @@
-"""Other relays with the same workers and keys: each is told our load, and we hear theirs."""
+"""Other relays with the same workers and keys, met at Redis or Valkey: they hear our load, and we hear theirs."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from umaserve.core.errors import ConfigError
 from umaserve.net.loop import Loop
-from umaserve.relay.peers.peer_link import PeerLink
 from umaserve.relay.peers.peer_updates import Used
 from umaserve.relay.pool.accounts import Accounts
 from umaserve.relay.pool.pool import Pool
 from umaserve.system.threads import JobThread
 from umaserve.wire.fields import Fields, out_of_range, parse_json
-from umaserve.worker.dialer import Dialer
 
 if TYPE_CHECKING:
     from umaserve.relay.peers.redis_link import Credentials, RedisLink
@@ -30,41 +28,28 @@ THREAD_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where relays meet: at ``urls``, the addresses of the others, or at ``redis``, where those of the same ``fleet``
-    hear each other. ``secret``: the workers', which all relays that share workers have. ``credentials``: those of
-    Redis, where it wants any."""
+    """The URL of ``redis``, where relays of the same ``fleet`` hear each other; ``None`` as ``credentials``: it wants
+    none."""
 
-    urls: tuple[str, ...]
     redis: str
     fleet: str
-    secret: Callable[[], str]
     credentials: Callable[[], Credentials] | None
 
 
 class Peers:
-    """Implements ``news.News``. Without others to tell it still hears."""
+    """Implements ``peer_updates.News``."""
 
     def __init__(self, loop: Loop, meeting: Meeting, pool: Pool, accounts: Accounts | None) -> None:
-        """Raises ``ConfigError`` where the system's certificate authorities can't be used, or Redis' client is not
-        installed."""
+        """Raises ``ConfigError`` where Redis' client is not installed."""
         self._pool = pool
         self._accounts = accounts
         self._name = secrets.token_hex(8)
-        self.threads: list[JobThread] = []
-        """Its threads, to be watched."""
-        self._links: list[PeerLink | RedisLink] = []
-        if meeting.urls:
-            self.threads.append(JobThread("resolving", loop.wake))
-            dialer = Dialer(loop, self.threads[0].submit)
-            self._links += [PeerLink(loop, dialer, url, self._name, meeting.secret, self) for url in meeting.urls]
-        if meeting.redis:
-            link = _redis_link()(loop, meeting.redis, meeting.credentials, meeting.fleet, self._name, self, self.hear)
-            self.threads += link.threads
-            self._links.append(link)
+        self._link = _redis_link()(loop, meeting.redis, meeting.credentials, meeting.fleet, self._name, self, self.hear)
+        self.threads: Sequence[JobThread] = self._link.threads
+        """The link's threads, to be watched."""
 
     def start(self) -> None:
-        for link in self._links:
-            link.start()
+        self._link.start()
 
     def collect(self) -> None:
         """Run the callbacks of the threads' jobs."""
@@ -73,8 +58,7 @@ class Peers:
 
     def stop(self) -> bool:
         """Disconnect, and stop the threads; returns whether they have ended."""
-        for link in self._links:
-            link.close()
+        self._link.close()
         ended = [thread.stop(THREAD_S) for thread in self.threads]
         return all(ended)
 
@@ -93,7 +77,7 @@ class Peers:
 
     # -- what is heard -------------------------------------------------------------------------------------------
 
-    def hear(self, body: bytes, age_s: float = 0.0) -> None:
+    def hear(self, body: bytes, age_s: float) -> None:
         """What a relay has told, so many seconds ago, of its workers or its keys; raises ``RequestError``."""
         fields = Fields(Fields.of(parse_json(body, 8 * MAX_ENTRIES), "body").values)
         relay = fields.string("relay", max_bytes=MAX_NAME_BYTES) or ""
@@ -102,7 +86,7 @@ class Peers:
         given = {name: loads.integer(name, 0, MAX_LOAD) or 0 for name in loads.values}
         used = {name: _pair(keys, name) for name in keys.values}
         if relay == self._name:
-            return  # Its operator lists all relays at each of them.
+            return  # A relay reads its own news, too.
         if "workers" in fields.values:
             self._pool.elsewhere.hear(relay, given)
         if self._accounts is not None:
