@@ -64,15 +64,15 @@ _REMEDIES = {
 
 
 PRIORITIES = {"interactive": Priority.INTERACTIVE, "background": Priority.BACKGROUND}
-"""By the names of the keys' classes."""
+"""Priorities by the names of the keys' classes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a key's holder may do. Rates are by the minute, 0: no limit; no models: all there are."""
+    """Terms of a key: what its holder may do. Rates are by the minute, 0: no limit; no models: all there are."""
 
     group: str = "interactive"
-    """One of ``PRIORITIES``."""
+    """Class of the key: one of ``PRIORITIES``."""
     requests_per_minute: float = 0
     tokens_per_minute: float = 0
     models: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class ClientKeys:
         self._names: Mapping[bytes, str] = {}
         """The names of the valid keys, by hash."""
         self._terms: Mapping[str, Terms] = {}
-        """By name."""
+        """Terms of the valid keys, by name."""
         self._version = -1
         self._look_at = -math.inf
         self._complaint = ""
@@ -190,7 +190,7 @@ class ClientKeys:
         return {name: self._terms[name] for name in names if name in self._terms}
 
     def terms(self, name: str) -> Terms:
-        """Those of the valid key with this name, as last read; without one, those that keys have by default."""
+        """Terms of the valid key with this name, as last read; without one, those that keys have by default."""
         return self._terms.get(name, Terms())
 
     def _prepare(self) -> None:

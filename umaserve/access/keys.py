@@ -45,7 +45,7 @@ _ADVICE = {
     errno.EROFS: "its file system is read-only: name a file elsewhere",
     errno.EIO: "check its disk",
 }
-"""What to do when a file can't be written."""
+"""Advice on what to do when a file can't be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class Key:
 
     name: str
     sha256: str
-    """Of the whole key in UTF-8, in hex. A fast hash without salt is enough: 256 random bits can't be guessed."""
+    """Hash of the whole key in UTF-8, in hex. A fast hash without salt is enough: 256 random bits can't be guessed."""
     group: str
-    """One of ``CLASSES``: "class" in the file."""
+    """Class of the key, one of ``CLASSES``: "class" in the file."""
     requests_per_minute: float | None
     tokens_per_minute: float | None
     created: str

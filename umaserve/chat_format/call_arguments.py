@@ -15,7 +15,7 @@ _JSON_MARK = re.compile(r'["\\{}\[\]]')
 
 
 class CallArguments:
-    """Those of one call to ``tool``. ``read`` and its steps are generators, as those of ``ComingText``."""
+    """Arguments of one call to ``tool``. ``read`` and its steps are generators, as those of ``ComingText``."""
 
     def __init__(self, text: ComingText, form: FormInAtoms, tool: Tool, pass_on: Callable[[str], None]) -> None:
         """``pass_on`` gets the JSON in pieces, of which some are empty."""
@@ -25,7 +25,7 @@ class CallArguments:
         self._pass = pass_on
 
     def read(self, closing: Atoms) -> Generator[None, None, bool]:
-        """Passes them on up to ``closing``, and tells whether they are whole."""
+        """Pass the arguments on up to ``closing``, and tell whether they are whole."""
         form = self._form
         if form.parameters is None:
             return (yield from self._json())
@@ -55,7 +55,7 @@ class CallArguments:
         return True
 
     def _json(self) -> Generator[None, None, bool]:
-        """Passes a JSON object on, and tells whether it is one."""
+        """Pass a JSON object on, and tell whether it is one."""
         while not self._text.buffer.strip() and not self._text.at_end:
             yield
         self._text.take(len(self._text.buffer) - len(self._text.buffer.lstrip()))
@@ -87,7 +87,7 @@ class CallArguments:
             yield
 
     def _key(self) -> Generator[None, None, tuple[str, Sequence[str]]]:
-        """Takes a key and what is between it and its value; gives the key and the types that the value may have. An
+        """Take a key and what is between it and its value; gives the key and the types that the value may have. An
         empty key: there is none."""
         while True:
             for at in range(min(len(self._text.buffer), MAX_NAME)):
@@ -105,7 +105,7 @@ class CallArguments:
             yield
 
     def _raw(self, form: ParameterForm, closes: str, *, is_string: bool) -> Generator[None, None, bool]:
-        """Passes a value on that ends at ``closes``: as a string, or as the JSON that it is."""
+        """Pass a value on that ends at ``closes``: as a string, or as the JSON that it is."""
         mark = closes.strip()
         # White space that the form has around a value isn't part of it.
         margin = closes[: len(closes) - len(closes.lstrip())]
@@ -135,7 +135,7 @@ class CallArguments:
         return True
 
     def _elements(self, form: ParameterForm, key: str) -> Generator[None, None, bool]:
-        """Passes a value on that may have elements inside, even of the same key."""
+        """Pass a value on that may have elements inside, even of the same key."""
         opens = f"{form.opens}{key}{dict(form.before)['object']}"
         mark_of = re.compile(f"{re.escape(opens)}|{re.escape(form.closing(key))}")
         at, depth = 0, 1
@@ -153,7 +153,7 @@ class CallArguments:
             yield
 
     def _literal(self, quote: str, ends: Sequence[Atoms]) -> Generator[None, None, bool]:
-        """Passes a value on as JSON that is written with quotes, up to one of ``ends``, which isn't taken."""
+        """Pass a value on as JSON that is written with quotes, up to one of ``ends``, which isn't taken."""
         quotes = [re.escape(mark) for mark in dict.fromkeys([quote, *("\"'" if len(quote) == 1 else "")])]
         firsts = "|".join(re.escape(atoms[0]) for atoms in ends if atoms) or "(?!)"
         mark_of = re.compile(rf"(?P<escape>\\.)|(?P<quote>{'|'.join(quotes)})|[\[\](){{}}]|{firsts}", re.DOTALL)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from umaserve.core.tool_call_format import ParameterForm, Slot, ToolForm
 
 MAX_SPACES = 64
-"""Characters of white space between two parts of a call."""
+"""Most characters of white space between two parts of a call."""
 CUT = -1
 """A match that the text's end cuts off."""
 
@@ -42,7 +42,7 @@ class FormInAtoms:
             ]
 
     def find(self, text: str, content_so_far: bool) -> tuple[int, int, FormInAtoms]:
-        """Where the next call may begin in ``text``, and where what opens it ends."""
+        """Index in ``text`` where the next call may begin, index where what opens it ends, and this form."""
         first = self._opens[0][0]
         at = text.find(first)
         if not self._anywhere:
@@ -64,7 +64,7 @@ def in_atoms(text: str) -> Atoms:
 
 
 def match(atoms: Atoms, text: str, at: int = 0) -> int | None:
-    """Where ``atoms`` end that ``text`` has from ``at`` on, apart from white space; ``None`` if it has others."""
+    """Index where ``atoms`` end that ``text`` has from ``at`` on, apart from white space; ``None`` if it has others."""
     for atom in atoms:
         at = skip(text, at)
         if not text.startswith(atom, at):
@@ -74,7 +74,7 @@ def match(atoms: Atoms, text: str, at: int = 0) -> int | None:
 
 
 def skip(text: str, at: int) -> int:
-    """Where the white space in ``text`` ends that begins at ``at``."""
+    """Index where the white space in ``text`` ends that begins at ``at``."""
     spaces = _SPACES.match(text, at, at + MAX_SPACES)
     assert spaces is not None
     return spaces.end()

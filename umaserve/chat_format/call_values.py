@@ -14,7 +14,7 @@ from umaserve.core.tool_call_format import ParameterForm
 from umaserve.wire.schema_types import kinds, resolved
 
 MAX_DEPTH = 64
-"""Elements in one another."""
+"""Deepest nesting of elements."""
 
 _Tree = str | list[tuple[str, "_Tree"]]
 """Text, or elements: keys, each with what it has inside."""

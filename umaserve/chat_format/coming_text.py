@@ -11,19 +11,19 @@ from collections.abc import Generator, Sequence
 from umaserve.chat_format.call_atoms import CUT, Atoms, match, skip
 
 MAX_NAME = 256
-"""Characters of a name, an id or a key."""
+"""Most characters of a name, an id or a key."""
 
 
 class ComingText:
-    """More is added to ``buffer`` from outside; steps take from its beginning."""
+    """Text that is still coming: more is added to ``buffer`` from outside; steps take from its beginning."""
 
     def __init__(self, begun: str) -> None:
         self.buffer = begun
-        """What has come and is not taken."""
+        """Text that has come and is not taken."""
         self.ended = False
         """Whether nothing more will come."""
         self.taken: list[str] = []
-        """What was taken since this was emptied last."""
+        """Texts that were taken since this was emptied last."""
 
     def closed(self, closing: Atoms, more: Atoms) -> Generator[None, None, bool]:
         """Whether ``closing`` follows, which isn't taken; or its beginning, if the text ends there and that can't be
@@ -38,8 +38,8 @@ class ComingText:
             yield
 
     def any(self, ways: Sequence[Atoms], *, may_be_cut: bool = False) -> Generator[None, None, int | None]:
-        """Takes the one of ``ways`` that follows, and gives its index. ``may_be_cut``: also one that the text's end
-        cuts off."""
+        """Take the one of ``ways`` that follows, and give its index. ``may_be_cut``: also one that the text's end cuts
+        off."""
         while True:
             ends = [match(way, self.buffer) if way else None for way in ways]
             if CUT not in ends or self.ended:
@@ -53,7 +53,7 @@ class ComingText:
             yield
 
     def prefix(self, text: str) -> Generator[None, None, bool]:
-        """Takes ``text`` if it follows exactly."""
+        """Take ``text`` if it follows exactly."""
         while len(self.buffer) < len(text) and text.startswith(self.buffer) and not self.ended:
             yield
         follows = bool(text) and self.buffer.startswith(text)
@@ -61,7 +61,7 @@ class ComingText:
         return follows
 
     def matching(self, pattern: re.Pattern[str]) -> Generator[None, None, str]:
-        """Takes the longest text that matches ``pattern``, and gives it."""
+        """Take the longest text that matches ``pattern``, and give it."""
         while True:
             found = pattern.match(self.buffer, skip(self.buffer, 0))
             assert found is not None

@@ -14,11 +14,11 @@ from umaserve.wire.cut_json import whole_members
 Message = dict[str, Any]
 """One message or one tool, in the form of OpenAI's API."""
 Render = Callable[[Sequence[Message], Sequence[Message]], str]
-"""The prompt for messages and tools; empty where the template refuses them."""
+"""Makes the prompt for messages and tools; empty where the template refuses them."""
 
 _MARK = "Zq4Zq4"
 _ID = "call00001"
-"""Of nine letters and digits: the only form of ids that Mistral's templates take."""
+"""Id of nine letters and digits: the only form of ids that Mistral's templates take."""
 _SHORT_ID = re.compile("[A-Za-z0-9]{9}")
 _USER: Message = {"role": "user", "content": "Hi"}
 _DONE: Message = {"role": "assistant", "content": "Done"}
@@ -31,21 +31,21 @@ class Form:
     """How a template takes messages, where templates differ."""
 
     system: bool
-    """It writes system messages."""
+    """Whether the template writes system messages."""
     parts: bool
-    """Content is an array of parts, never a string."""
+    """Whether content is an array of parts, never a string."""
     objects: bool
-    """A call's arguments are an object, not JSON text."""
+    """Whether a call's arguments are an object, not JSON text."""
     tools: bool
-    """It writes the tools that may be called."""
+    """Whether the template writes the tools that may be called."""
     results: Literal["messages", "responses"]
-    """The results of calls are messages of the role tool, or ``tool_responses`` of the message with the calls."""
+    """Form of the results of calls: messages of the role tool, or ``tool_responses`` of the message with the calls."""
     thoughts: Literal["reasoning_content", "reasoning", "thinking", "part"]
-    """An assistant's thoughts stand under this key, or are the first part of the content."""
+    """Key of an assistant's thoughts; "part": they are the first part of the content."""
     shows_thoughts: bool
-    """It writes the thoughts of earlier turns."""
+    """Whether the template writes the thoughts of earlier turns."""
     short_ids: bool
-    """It refuses ids of calls that aren't nine letters and digits."""
+    """Whether the template refuses ids of calls that aren't nine letters and digits."""
 
     def shaped(self, messages: Sequence[Message]) -> list[Message]:
         """``messages`` as the template takes them; given are content as a string, arguments as JSON text, and thoughts
@@ -189,7 +189,7 @@ def _short_id(text: str) -> str:
 
 
 def _part_of_thoughts(message: Message) -> Message:
-    """Changes ``message`` so that its thoughts are the first part of its content."""
+    """Change ``message`` so that its thoughts are the first part of its content."""
     thoughts = message.pop("reasoning_content", None)
     if thoughts is not None:
         message["content"] = [{"type": "thinking", "thinking": thoughts}, *_in_parts(message)["content"]]

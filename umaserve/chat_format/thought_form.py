@@ -10,7 +10,8 @@ from typing import Any
 from umaserve.core.tool_call_format import ThoughtForm
 
 Render = Callable[[Sequence[dict[str, Any]], bool], str]
-"""The prompt for messages as in OpenAI's API, with an answer opened or not; empty where the template refuses them."""
+"""Makes the prompt for messages as in OpenAI's API, with an answer opened or not; empty where the template refuses
+them."""
 
 _QUESTION, _THOUGHT, _TEXT = "zqquestion", "zqthought", "zqtext"
 """Texts that no template contains."""
@@ -78,7 +79,7 @@ def learn(source: str, render: Render, end_texts: Collection[str] = ()) -> Thoug
 
 
 class _Probes:
-    """What follows the question in short conversations, as the template renders them; empty where it refuses."""
+    """Short conversations as the template renders them, of each what follows the question; empty where it refuses."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
@@ -90,20 +91,20 @@ class _Probes:
         result = {"role": "tool", "content": "1", "tool_call_id": "zqid00001"}
         thought = {"reasoning_content": _THOUGHT}
         self.opened = self._rendered(opens=True)
-        """Without a turn of the assistant, up to where its answer begins."""
+        """Text without a turn of the assistant, up to where its answer begins."""
         self.plain = self._rendered(said)
-        """With an answer that has no thoughts."""
+        """Text with an answer that has no thoughts."""
         pairs = [
             (self._rendered(said | thought), self.plain),
             (self._rendered(said | thought, follows), self._rendered(said, follows)),
             (self._rendered(calling | thought, result), self._rendered(calling, result)),
         ]
         self.thinking, self.same = next((pair for pair in pairs if _THOUGHT in pair[0]), ("", ""))
-        """With an answer after thoughts, and the same without them."""
+        """Text with an answer after thoughts, and the same without them."""
         self.header = _shared(
             text.partition(_TEXT)[0] for text in (self.opened, *(text for pair in pairs for text in pair)) if text
         )
-        """With what any answer begins."""
+        """Text with which any answer begins."""
 
     def _rendered(self, *answer: dict[str, Any], opens: bool = False) -> str:
         asked = {"role": "user", "content": _QUESTION}
@@ -159,13 +160,13 @@ def _answer_closes(tail: str, n_tags: int, ends: Collection[str]) -> str:
 
 
 def _shared(texts: Iterable[str]) -> str:
-    """What all begin with, in whole tags and words."""
+    """Beginning that all have in common, in whole tags and words."""
     columns = zip(*(_ATOM.findall(text) for text in texts), strict=False)
     return "".join(column[0] for column in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
 
 
 def _shared_end(one: str, other: str) -> str:
-    """What both end with."""
+    """End that both have in common."""
     pairs = zip(reversed(_ATOM.findall(one)), reversed(_ATOM.findall(other)), strict=False)
     alike = [pair[0] for pair in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
     return "".join(reversed(alike))

@@ -10,7 +10,7 @@ from umaserve.core.tool_call_format import ThoughtForm
 
 
 class Part(enum.Enum):
-    """What a piece of text belongs to. ``MARK``: marks, and the white space around them."""
+    """Part of the text that a piece belongs to. ``MARK``: marks, and the white space around them."""
 
     THOUGHT = enum.auto()
     ANSWER = enum.auto()
@@ -22,7 +22,7 @@ Piece = tuple[Part, str]
 
 class _Place(enum.Enum):
     BETWEEN = enum.auto()
-    """At the beginning, or after a mark: another mark may follow, else the answer begins."""
+    """Place at the beginning, or after a mark: another mark may follow, else the answer begins."""
     THOUGHT = enum.auto()
     ANSWER = enum.auto()
 
@@ -62,14 +62,14 @@ class ThoughtSplitter:
         return self._held
 
     def continuing(self, pieces: Sequence[bytes]) -> list[int]:
-        """Where no mark is whole: the indices of the ``pieces`` by which one may begin or go on."""
+        """Indices of the ``pieces`` by which a mark may begin or go on, where none is whole."""
         begun = self._held.lstrip()
         rests = [mark[len(begun) :].encode() for mark, _place in self._marks if mark.startswith(begun)]
         beginnings = {rest[:length] for rest in rests for length in range(1, len(rest) + 1)}
         return [index for index, piece in enumerate(pieces) if piece in beginnings]
 
     def copy(self) -> ThoughtSplitter:
-        """The same in the same state, for another text that begins alike."""
+        """Copy the splitter in its present state, for another text that begins alike."""
         return copy.copy(self)
 
     def push(self, text: str) -> list[Piece]:
@@ -91,7 +91,7 @@ class ThoughtSplitter:
         return pieces
 
     def _step(self, pieces: list[Piece]) -> bool:
-        """Takes what is decided from the held text, and tells whether the place changed."""
+        """Take what is decided from the held text, and tell whether the place changed."""
         match self._place:
             case _Place.BETWEEN:
                 return self._between(pieces)
@@ -118,7 +118,7 @@ class ThoughtSplitter:
         return True
 
     def _up_to(self, mark: str, part: Part, pieces: list[Piece]) -> bool:
-        """Takes text of ``part`` up to ``mark``, and that too; what may be its beginning is held. White space around
+        """Take text of ``part`` up to ``mark``, and that too; what may be its beginning is held. White space around
         thoughts, and after any mark, isn't part of them."""
         if self._after_mark:
             begun = self._held.lstrip()

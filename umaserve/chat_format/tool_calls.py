@@ -25,9 +25,9 @@ _PATTERNS = {
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """What is new of an answer's call number ``index``: its ``id`` and ``name``, more of its ``arguments``, that it is
-    ``whole``, or that the answer ended within it: then ``cut`` is all of its text. The text of a call that is
-    malformed is content too."""
+    """News of an answer's call number ``index``: its ``id`` and ``name``, more of its ``arguments``, that it is
+    ``whole``, or that the answer ended within it: then ``cut`` is all of its text. The text of a call that is malformed
+    is content too."""
 
     index: int
     id: str = ""
@@ -43,13 +43,14 @@ class CallPiece:
 
 
 def short_ids(unique: str) -> Callable[[], str]:
-    """Makes the ids of an answer's calls: nine letters and digits, since some chat templates refuse all others."""
+    """Function that makes the ids of an answer's calls: nine letters and digits, since some chat templates refuse all
+    others."""
     numbers = itertools.count()
     return lambda: hashlib.blake2s(f"{unique}_{next(numbers)}".encode()).hexdigest()[:9]
 
 
 def parser_for(request: Generate, model: ModelInfo | None, new_id: Callable[[], str]) -> ToolCallParser:
-    """Finds the calls in the answer to ``request``; ``new_id`` as in ``ToolCallParser``."""
+    """Parser that finds the calls in the answer to ``request``; ``new_id`` as in ``ToolCallParser``."""
     form = TOLD_IN_WORDS if model is None else model.tool_form
     if request.continues_text:
         form = form.in_text()
@@ -124,7 +125,7 @@ class ToolCallParser:
             self._content.append(self._blank)
 
     def _next_call(self) -> Generator[None, None, FormInAtoms | None]:
-        """Passes content on up to the next call, takes what opens that, and gives its form; ``None`` at the end."""
+        """Pass content on up to the next call, take what opens that, and give its form; ``None`` at the end."""
         self._text.taken = []
         while True:
             found = [form.find(self._text.buffer, self._content_so_far) for form in self._forms]
@@ -145,7 +146,7 @@ class ToolCallParser:
         return self._in_content or self._n_calls > 0
 
     def _call(self, form: FormInAtoms) -> Generator[None, None, bool]:
-        """Takes the rest of a call, and tells whether it is one: whole, or begun where the text ends."""
+        """Take the rest of a call, and tell whether it is one: whole, or begun where the text ends."""
         index, name, call_id, begun = self._n_calls, "", "", False
         for part, following in zip(form.rest, [*form.rest[1:], ()], strict=True):
             match part:
@@ -184,7 +185,7 @@ class ToolCallParser:
             self._pieces.append(CallPiece(index, arguments=arguments))
 
     def _say(self, text: str) -> None:
-        """``text`` is content, apart from white space that a call may still follow."""
+        """Take ``text`` as content, apart from white space that a call may still follow."""
         text, self._unwritten = text[self._unwritten :], max(0, self._unwritten - len(text))
         if not self._in_content:
             text = self._blank + text

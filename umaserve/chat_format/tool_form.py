@@ -15,8 +15,8 @@ from umaserve.core.requests import ToolCall
 from umaserve.core.tool_call_format import CDATA_CLOSE, CDATA_OPEN, ParameterForm, Slot, ToolForm
 
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]], bool], str]
-"""The prompt for messages and tools, both as in OpenAI's API, with an answer opened or not; raises ``RequestError``
-where the template refuses them."""
+"""Makes the prompt for messages and tools, both as in OpenAI's API, with an answer opened or not; raises
+``RequestError`` where the template refuses them."""
 
 Parts = list[str | Slot]
 """A text in atoms: tags, words and single characters, so that comparisons never cut a tag; and slots."""
@@ -30,7 +30,7 @@ _ARGUMENTS: tuple[dict[str, Any], ...] = (
 """Markers that no template contains; the keys are in order, since some templates sort them."""
 _NAMES = ("zqname1", "zqname2")
 _IDS = ("zqid00001", "zqid00002")
-"""Of nine letters and digits, as Mistral's templates demand."""
+"""Ids of nine letters and digits, as Mistral's templates demand."""
 
 
 def learn(render: Render, end_texts: Collection[str] = ()) -> ToolForm | None:
@@ -77,15 +77,15 @@ class _Probes:
         self._render = render
 
     def opened(self) -> str | None:
-        """Without a turn of the assistant, up to where its answer begins."""
+        """Render without a turn of the assistant, up to where its answer begins."""
         return self._rendered()
 
     def plain(self) -> str | None:
-        """With text instead of calls."""
+        """Render with text instead of calls."""
         return self._rendered({"role": "assistant", "content": _TEXT})
 
     def calls(self, number: int, arguments: Sequence[dict[str, Any]] = _ARGUMENTS) -> str | None:
-        """With the first ``number`` of the calls."""
+        """Render with the first ``number`` of the calls."""
         calls = [
             {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps(value)}}
             for call_id, name, value in zip(_IDS[:number], _NAMES, arguments, strict=False)
@@ -117,7 +117,7 @@ def _unspaced(text: str) -> str:
 
 
 def _region(opened: str, plain: str, whole: str) -> str:
-    """What ``whole`` has in place of the text of ``plain``: all calls, and what opens and closes them."""
+    """Text that ``whole`` has in place of the text of ``plain``: all calls, and what opens and closes them."""
     atoms = _atoms(whole)
     start = len("".join(map(str, atoms[: _common(atoms, _atoms(plain))])))
     if whole.startswith(opened) and (start < len(opened) or whole.startswith(_NAMES[0], start)):
@@ -248,7 +248,7 @@ def _text(parts: Parts) -> str:
 
 
 def _common(left: Parts, right: Parts) -> int:
-    """How many parts they have in common at their beginning."""
+    """Number of parts that both have in common at their beginning."""
     pairs = zip(left, right, strict=False)
     return next((index for index, pair in enumerate(pairs) if not _same(*pair)), min(len(left), len(right)))
 

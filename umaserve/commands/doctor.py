@@ -68,14 +68,14 @@ def run(arguments: Sequence[str], write: Write) -> int:
 
 
 def lines(finding: Finding, width: int) -> Iterator[str]:
-    """As text; ``width``: of the widest of what findings are about."""
+    """Lines of text for a finding; ``width``: of the widest of what findings are about."""
     yield f"{finding.level:<5}  {finding.about:<{width}}  {_plain(finding.found)}\n"
     if finding.advice:
         yield f"{'':<5}  {'':<{width}}  → {_plain(finding.advice)}\n"
 
 
 def _plain(text: str) -> str:
-    """Without what would steer a terminal: some words are a model file's."""
+    """Remove what would steer a terminal: some words are a model file's."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 

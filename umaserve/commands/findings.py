@@ -27,7 +27,7 @@ from umaserve.system.memory import UNKNOWN_BYTES
 
 OLLAMA = ("127.0.0.1", 11434)
 MAX_S = 60.0
-"""For llama.cpp to read a model's header."""
+"""Time for llama.cpp to read a model's header, in seconds, at most."""
 UNIT = "umaserve.service"
 CHECKUP = "umaserve.engine.checkup"
 
@@ -57,7 +57,8 @@ Level = Literal["ok", "note", "wrong"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``level``: ok; note: it works, and could be better; wrong: something won't work, or far too slowly."""
+    """Finding of ``umaserve doctor``. ``level``: ok; note: it works, and could be better; wrong: something won't work,
+    or far too slowly."""
 
     level: Level
     about: str
@@ -67,7 +68,7 @@ class Finding:
 
 
 def of_box(config: Config) -> Iterator[Finding]:
-    """What the box is like, whatever the model."""
+    """Findings on the box, whatever the model."""
     yield _cores()
     yield _pages()
     yield _clock()
@@ -78,7 +79,8 @@ def of_box(config: Config) -> Iterator[Finding]:
 
 
 def of_build(wanted: Callable[[], bool]) -> Iterator[Finding]:
-    """What llama.cpp's build can do on this box; one that can't run at all ends only the program that tries it."""
+    """Findings on what llama.cpp's build can do on this box; one that can't run at all ends only the program that tries
+    it."""
     try:
         build = checked(None, wanted)["build"]
     except (program.ProgramError, OSError) as error:
@@ -213,7 +215,7 @@ def _descriptors(config: Config) -> Finding:
 
 
 def _kept(folder: str, most: int) -> Finding:
-    """Of the folder for computed prompts, which may grow to ``most`` bytes."""
+    """Finding on the folder for computed prompts, which may grow to ``most`` bytes."""
     about, there = f"folder {printable(folder)}", os.path.abspath(folder)
     while not os.path.exists(there):
         there = os.path.dirname(there)

@@ -1,4 +1,4 @@
-"""What a repository of the Hugging Face Hub offers, and its files."""
+"""Offers of a repository of the Hugging Face Hub, and its files."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _PROJECTOR = "mmproj"
 MAX_FILES = 4096
 """GGUF files of one repository."""
 MAX_BYTES = 1 << 50
-"""Of one file."""
+"""Largest size of one file, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """``sha256``: in hexadecimal; empty where the hub has none."""
+    """File of a repository. ``sha256``: in hexadecimal; empty where the hub has none."""
 
     path: str
     size_bytes: int
@@ -113,7 +113,7 @@ def opened(name: str) -> Repository:
 
 
 def _remote_file(repository: str, one: Any) -> RemoteFile:
-    """What the hub tells of a file, checked; raises ConfigError."""
+    """Read what the hub tells of a file, checked; raises ConfigError."""
     path, sha256 = str(one.rfilename), one.lfs.sha256 if one.lfs else ""
     place = f"{repository}: {printable(path[:256])}"
     if type(one.size) is not int or not 0 < one.size <= MAX_BYTES:
@@ -147,7 +147,7 @@ def offers(repository: Repository) -> list[Offer]:
 
 
 def _projector(names: Sequence[str]) -> str:
-    """In 16 bits if there is one; empty where the repository has none."""
+    """Choose the projector's file: in 16 bits if there is one; empty where the repository has none."""
     projectors = [name for name in names if _PROJECTOR in name.lower() and name.endswith(".gguf")]
     wanted = (name for kind in ("-f16", "bf16", "") for name in projectors if kind in name.lower())
     return next(wanted, "")

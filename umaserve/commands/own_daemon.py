@@ -27,7 +27,8 @@ def with_own_socket(loaded: Loaded[Config], environ: Mapping[str, str]) -> Loade
 
 
 def with_own_places(loaded: Loaded[Config], environ: Mapping[str, str]) -> Loaded[Config]:
-    """As ``with_own_socket``, and with HTTP on loopback, where ``ORIGIN`` is then its origin."""
+    """The settings as ``with_own_socket`` returns them, and with HTTP on loopback, where ``ORIGIN`` is then its
+    origin."""
     loaded = with_own_socket(loaded, environ)
     if systemd.is_service() or loaded.origins["http"] != "default" or loaded.config.http_socket:
         return loaded
@@ -35,7 +36,8 @@ def with_own_places(loaded: Loaded[Config], environ: Mapping[str, str]) -> Loade
 
 
 def as_typed(environ: Mapping[str, str]) -> str:
-    """This program as a person calls it in any terminal, also in one where no virtual environment is active."""
+    """Command by which a person calls this program in any terminal, also in one where no virtual environment is
+    active."""
     called = os.path.abspath(sys.argv[0])
     if os.path.basename(called) == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m umaserve"

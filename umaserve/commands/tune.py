@@ -98,9 +98,9 @@ class Measurements:
         as_is = Weights(self._path)
         present = self._loaded(config)
         self.note = tune_table.weights_note(_way(present), present.why)
-        """What was measured before the daemon's engine was, to choose the weights; empty: nothing."""
+        """Note on what was measured before the daemon's engine was, to choose the weights; empty: nothing."""
         self._weights = {"": present, "as-is": as_is}
-        """What each value of ``weights`` loads."""
+        """Weights that each value of ``weights`` loads."""
         self.other_weights = "as-is" if _way(present) != "as-is" else ""
         """The value of ``weights`` with which others are loaded than at present; empty: there is none."""
         if not self.other_weights and present.other and self._may_convert():
@@ -110,7 +110,7 @@ class Measurements:
                 self._weights[present.other] = loaded
 
     def __call__(self, change: Change, prompt_tokens: int) -> Speeds:
-        """As ``tune_search.Measure``."""
+        """Measure ``change``, as ``tune_search.Measure``."""
         began_s = self._passed_s()
         left_s = self._seconds - began_s
         if left_s < self._longest_s:

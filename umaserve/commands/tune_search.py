@@ -17,7 +17,7 @@ TUNED = ("weights", "threads", "threads_batch", "flash_attn", "kv_type", "kv_typ
 """The settings that may change. A larger ``n_batch`` gains nothing: a prompt gets a part of a tick, whatever it is."""
 MIN_GAIN = 0.05
 MAX_LOSS = 0.25
-"""Of one speed since the start, for the sake of the others."""
+"""Greatest loss of one speed since the start, as a fraction of it, for the sake of the others."""
 RULE = f"""\
 How the best is found: one setting is changed at a time, from the best so far. The change is kept if the
 three speeds together (their geometric mean) rise by {MIN_GAIN:.0%} or more and none is more than {MAX_LOSS:.0%}
@@ -25,7 +25,7 @@ below that of the present settings, and this again after both are measured once 
 of the two measurements counts."""
 
 _KV_TYPES = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("f32", "f32"), ("bf16", "bf16"))
-"""Of K and V. A quantized K alone does not need flash attention."""
+"""Types of K and V. A quantized K alone does not need flash attention."""
 
 Change = Mapping[str, Any]
 """Values of ``TUNED`` that differ from those at the start."""
@@ -42,7 +42,7 @@ Measure = Callable[[Change, int], Speeds]
 
 @dataclass(slots=True)
 class Row:
-    """What came of one change."""
+    """Result of one change."""
 
     change: Change
     speeds: Speeds | None
@@ -55,11 +55,11 @@ class Found:
     """All that was measured so far."""
 
     rows: list[Row] = field(default_factory=list)
-    """The first one is of the settings at the start."""
+    """Rows of all that was tried; the first one is of the settings at the start."""
     best: int = 0
     """The index of a row with speeds."""
     not_measured: list[Change] = field(default_factory=list)
-    """For lack of time."""
+    """Changes that were not measured, for lack of time."""
 
 
 def search(config: Config, cores: int, weights: str, measure: Measure, found: Found) -> None:
@@ -92,7 +92,7 @@ def together(speeds: Speeds, start: Speeds) -> float:
 
 
 def is_better(speeds: Speeds, best: Speeds, start: Speeds) -> bool:
-    """By ``RULE``, from one measurement of each."""
+    """Whether ``speeds`` are better than ``best`` by ``RULE``, from one measurement of each."""
     return together(speeds, best) >= 1 + MIN_GAIN and min(_ratios(speeds, start)) >= 1 - MAX_LOSS
 
 
@@ -124,7 +124,7 @@ def _is_confirmed(row: Row, found: Found, measure: Measure) -> bool:
 
 
 def _steps(config: Config, cores: int, weights: str, prompt_tokens: int, found: Found) -> Iterator[Change]:
-    """What to change next, from the best found so far; what promises most comes first."""
+    """Changes to try next, from the best found so far; what promises most comes first."""
     if weights:
         yield {"weights": weights}
     yield from _threads(config, cores, found)

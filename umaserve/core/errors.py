@@ -12,7 +12,7 @@ class Fault(enum.Enum):
     INVALID_JSON = enum.auto()
     BAD_REQUEST = enum.auto()
     NOT_SUPPORTED = enum.auto()
-    """This model can't do it, whatever the request's values."""
+    """The model can't do it, whatever the request's values."""
     BUSY = enum.auto()
     PROMPT_TOO_LARGE = enum.auto()
     CONTEXT_EXCEEDED = enum.auto()
@@ -34,7 +34,7 @@ class Fault(enum.Enum):
 
 
 class RequestError(Exception):
-    """What a client gets as its error reply: ``problem`` says of ``field`` what was expected and what came.
+    """An error that a client gets as its reply: ``problem`` says of ``field`` what was expected and what came.
 
     ``field`` is a request's field by its path ("messages[0].content"), or "request", "payload" and the like where it is
     none; it is empty where the problem is in somebody else's words. ``request_id`` is the client's own id where the
@@ -59,17 +59,17 @@ class RequestError(Exception):
 
     @classmethod
     def of_text(cls, fault: Fault, message: str) -> RequestError:
-        """From a text that may name its field before a colon."""
+        """Make an error from a text that may name its field before a colon."""
         field, colon, problem = message.partition(": ")
         return cls(fault, field, problem) if colon and " " not in field else cls(fault, "", message)
 
     @property
     def message(self) -> str:
-        """Both in one line."""
+        """The field and the problem in one line."""
         return f"{self.field}: {self.problem}" if self.field else self.problem
 
     def copy(self) -> RequestError:
-        """The same for another request, which has an id of its own."""
+        """Copy for another request, which has an id of its own."""
         return RequestError(self.fault, self.field, self.problem, retry_after_s=self.retry_after_s)
 
     def __str__(self) -> str:
@@ -128,7 +128,7 @@ class ModelError(Exception):
 
 
 class TooLarge(ModelError):
-    """It takes more memory than is available."""
+    """The model takes more memory than is available."""
 
     def __init__(self, message: str, needed_bytes: int) -> None:
         super().__init__(message)

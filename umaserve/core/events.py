@@ -1,4 +1,4 @@
-"""What comes back: the outputs of sessions, and the properties of what is loaded."""
+"""Outputs of sessions, and properties of what is loaded: what comes back."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Prefilling:
     reused_tokens: int
     done_tokens: int
     elapsed_s: float
-    """Since the prompt was started."""
+    """Seconds since the prompt was started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Prefilled:
 
     input_tokens: int
     reused_tokens: int = 0
-    """Those of them that were in the cached prefix."""
+    """Tokens of the prompt that were in the cached prefix."""
     started_s: float = 0.0
     """Seconds from the request until its prompt was started."""
     text: str = ""
@@ -208,7 +208,7 @@ class Metrics:
 
     values: Mapping[str, int | float | str]
     models: Mapping[str, Mapping[str, int | str]] = field(default_factory=dict)
-    """Those of each model, by its name."""
+    """Metrics of each model, by its name."""
     aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The other names of the models that have any."""
 
@@ -238,13 +238,13 @@ class ModelInfo:
     bos: str
     eos: str
     tool_form: ToolForm = TOLD_IN_WORDS
-    """How it writes tool calls."""
+    """Form of the model's tool calls."""
     thought_form: ThoughtForm = THINK_TAGS
-    """How it marks its thoughts."""
+    """Form of the model's thoughts: how it marks them."""
     thinks: bool = False
     """Whether it writes thoughts before its answer, unless told otherwise."""
     lacks: Sequence[str] = ()
-    """What it can't do here that other models can, a sentence each."""
+    """Abilities that the model lacks here and other models have, a sentence each."""
     adapters: Sequence[str] = ()
     """The names of its LoRA adapters, in the operator's order."""
     sees: bool = False
@@ -262,14 +262,14 @@ class ModelInfo:
 
 
 class ModelState(enum.StrEnum):
-    """What the daemon does with one of its models."""
+    """State of one of the daemon's models."""
 
     UNLOADED = "unloaded"
     LOADING = "loading"
     LOADED = "loaded"
     UNLOADING = "unloading"
     FAILED = "failed"
-    """It could not be loaded, or its engine ended; it is tried again after a pause, if somebody asks for it."""
+    """The model could not be loaded, or its engine ended; it is tried again after a pause, if somebody asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ class ListedModel:
     default: bool
     """Whether requests that name none get it."""
     size_bytes: int
-    """Of its files; 0 where they can't be read."""
+    """Bytes of the model's files; 0 where they can't be read."""
     state: ModelState
     progress: float
     """How much of it is loaded, from 0 to 1."""
@@ -291,9 +291,10 @@ class ListedModel:
     last_used_at: float | None
     """When it had work last, in seconds since 1970; ``None``: not since the start."""
     info: ModelInfo | None
-    """``None`` where it has not been loaded since the start."""
+    """Properties of the model; ``None`` where it has not been loaded since the start."""
     takes: Sequence[str] | None = None
-    """What it takes besides text, of "image", "audio" and "video"; ``None`` where that is known once it is loaded."""
+    """Kinds of media that the model takes besides text, of "image", "audio" and "video"; ``None`` where that is known
+    once it is loaded."""
     room_bytes: int | None = None
     """The memory that it could have at the latest look, if all models that are not pinned were unloaded; ``None``
     where it is loaded."""

@@ -1,4 +1,5 @@
-"""What Prometheus reads: the counted metrics, the flat snapshot of a daemon or a relay, and those of each model."""
+"""Text that Prometheus reads: the counted metrics, the flat snapshot of a daemon or a relay, and those of each
+model."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ HELP = {
     "relay_connections_refused_total": "Connections refused because max_connections were open.",
     "relay_rss_bytes": "Resident memory of the process.",
 }
-"""What the flat metrics of the daemon and the relay mean."""
+"""Meanings of the flat metrics of the daemon and the relay."""
 
 
 MODEL_STATES = ("unloaded", "loading", "loaded", "unloading", "failed")
@@ -99,7 +100,7 @@ MODEL_HELP = {
     "tokens_generated_total": "Tokens that the model has generated.",
     "engine_crashes_total": "Engine processes of the model that ended by themselves.",
 }
-"""What the metrics of each model mean; in Prometheus' format their names begin with ``umaserve_model_``."""
+"""Meanings of the metrics of each model; in Prometheus' format their names begin with ``umaserve_model_``."""
 
 
 KEY_HELP = {
@@ -108,7 +109,7 @@ KEY_HELP = {
     "prompt_tokens_total": "Prompt tokens of the key's requests, as workers report them.",
     "generated_tokens_total": "Tokens generated for the key.",
 }
-"""What the relay's metrics of each key mean; their names begin with ``umaserve_relay_key_``."""
+"""Meanings of the relay's metrics of each key; their names begin with ``umaserve_relay_key_``."""
 
 
 def exposition(

@@ -60,7 +60,7 @@ class Share:
 
     @property
     def ratio(self) -> float:
-        """From 0 to 1; 1 without observations."""
+        """Share of true values, from 0 to 1; 1 without observations."""
         return round(sum(self._values) / len(self._values), 4) if self._values else 1.0
 
 
@@ -78,16 +78,16 @@ WATCHED_ENDS = (
     *("queue_full", "rate_limited", "memory_pressure", "too_many_sessions", "shutting_down"),
     *("model_not_loaded", "decode_failed", "timed_out"),
 )
-"""How requests end that are refused or fail. These alone begin at 0: for all dialects of a model, a scrape takes 1-2 ms
+"""Ends of requests that are refused or fail. These alone begin at 0: for all dialects of a model, a scrape takes 1-2 ms
 to write them; the histograms would take 10 ms of the loop."""
 
 
 class Of(NamedTuple):
-    """Whose request an observation is of: the labels."""
+    """Labels of an observation: whose request it is of."""
 
     dialect: str
     model: str
-    """Empty where none answers it."""
+    """Name of the model; empty where none answers the request."""
 
 
 class ServingMetrics:
@@ -111,7 +111,7 @@ class ServingMetrics:
         self.disk_cache_errors = 0
         """Sequences that could not be read or written."""
         self.disk_cache_tokens = 0
-        """Their tokens."""
+        """Tokens of the sequences read from disk."""
         self.prompt_s = 0.0
         """Time from prompts' starts to their first tokens, of ended requests."""
         self.generation_s = 0.0
@@ -133,7 +133,7 @@ class ServingMetrics:
         self.tbt = Window()
         self.queue = Window()
         self.registry = CollectorRegistry()
-        """For ``prometheus_client.generate_latest``."""
+        """Registry for ``prometheus_client.generate_latest``."""
         self._tick_s = Histogram(
             "umaserve_tick_seconds",
             "Duration of one tick: decode and sampling.",

@@ -1,4 +1,4 @@
-"""What clients ask for: the requests from dialects to sessions. ``events`` has what comes back.
+"""Requests from dialects to sessions: what clients ask for. ``events`` has what comes back.
 
 A new dialect adds nothing here that a session must know.
 """
@@ -21,7 +21,7 @@ class Priority(enum.IntEnum):
 
 
 class Syntax(enum.Enum):
-    """In what a grammar is written."""
+    """Syntax in which a grammar is written."""
 
     GBNF = "gbnf"
     LARK = "lark"
@@ -31,7 +31,7 @@ class Syntax(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer has to match as a whole. Errors name ``field``, in which the client sent it."""
+    """A grammar that an answer has to match as a whole. Errors name ``field``, in which the client sent it."""
 
     syntax: Syntax
     text: str
@@ -61,11 +61,11 @@ class Sampling:
     length_penalty: float = 1.0
     """Above 1 answers get longer, below 1 shorter: it scales the logits of the tokens that end an answer."""
     text_bias: tuple[tuple[str, float], ...] = ()
-    """Like ``logit_bias``, of all tokens of each text."""
+    """Biases like ``logit_bias``, of all tokens of each text."""
     scores_after: bool = False
     """Whether log-probabilities are those by which the token was drawn, of the tokens that the cut-offs left."""
     penalty_window: int = 64
-    """So many of the last tokens, the prompt's included, count for the penalties."""
+    """Number of the last tokens, the prompt's included, that count for the penalties."""
     samplers: tuple[str, ...] = SAMPLERS
     """The order in which they are applied. One that is missing here has parameters that turn it off."""
 
@@ -108,7 +108,7 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """As ``Audio``, from a client that sent it as bytes, without base64."""
+    """A recording, as ``Audio``, from a client that sent it as bytes, without base64."""
 
     data: memoryview
     field: str
@@ -145,12 +145,12 @@ class ChatTurn:
     role: str
     content: str
     attachments: tuple[Attachment, ...] = field(default=(), kw_only=True)
-    """In the order of their places."""
+    """Media of the turn, in the order of their places."""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     """The call that a turn of the role "tool" answers."""
     thoughts: str = ""
-    """What the assistant thought before its answer."""
+    """Thoughts of the assistant before its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Infill:
     suffix: str
     """The text after it."""
     beginning: str = ""
-    """How what fills it begins."""
+    """Beginning of what fills the gap."""
     others: tuple[tuple[str, str], ...] = ()
     """Other texts that may help: their names, which may be empty, and the texts."""
 
@@ -204,14 +204,14 @@ SoundFormat = Literal["mp3", "opus", "aac", "flac"]
 
 @dataclass(frozen=True, slots=True)
 class Speaking:
-    """How an answer is spoken."""
+    """Form of a spoken answer."""
 
     speaker: Audio | None = None
     """A recording of the speaker; ``None``: the daemon's own voice."""
     language: str = ""
     """An ISO 639-1 code that the daemon's voice speaks; empty: the voice's default."""
     sound_format: SoundFormat | None = None
-    """``None``: little-endian float32 samples, mono, 24 kHz."""
+    """Format of a compressed file; ``None``: little-endian float32 samples, mono, 24 kHz."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,8 @@ class Generate:
     logprobs: int | None = None
     """The number of alternatives to report with each token's log-probability; ``None``: no log-probabilities."""
     prompt_logprobs: int | None = None
-    """The same for the tokens of the prompt, all of which are computed for this request."""
+    """The number of alternatives for each token of the prompt, as ``logprobs``; all these tokens are computed for this
+    request."""
     tools: tuple[Tool, ...] = ()
     must_call: bool = False
     """Whether the answer must be a tool call; otherwise the model chooses."""
@@ -248,7 +249,7 @@ class Generate:
     cache_prompt: bool = True
     """Whether it may reuse a cached prefix of another request, and leave its own in the cache."""
     enable_thinking: bool | None = None
-    """For chat templates with a variable of this name; ``None``: true for models that think."""
+    """Value for chat templates with a variable of this name; ``None``: true for models that think."""
     chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
     """Values for other variables of the chat template, by name, as parsed from JSON."""
     splits_thoughts: bool = False
@@ -298,7 +299,8 @@ class Generate:
         return isinstance(self.prompt, tuple) and any(turn.attachments for turn in self.prompt)
 
     def with_small_media(self) -> Generate:
-        """It without media that would take megabytes until its end; others are views into the whole message no more."""
+        """Copy without media that would take megabytes until its end; others are views into the whole message no
+        more."""
         if not isinstance(self.prompt, tuple) or not self.has_media:
             return self
         small = sum(len(one.media.data) for turn in self.prompt for one in turn.attachments) <= MAX_MEDIA_KEPT

@@ -37,12 +37,12 @@ class ParameterForm:
     """How values other than strings are written; "bare": keys without quotes, strings in ``quote``; "elements": those
     in objects as arguments, those in arrays as arguments with the key ``item``."""
     key_closes: str = ""
-    """Where ``closes`` is followed by the key once more, what follows that."""
+    """Text after the key, where ``closes`` is followed by the key once more."""
     cdata: bool = False
     """Whether strings of several lines are in a CDATA section."""
 
     def closing(self, key: str) -> str:
-        """What closes the argument ``key``."""
+        """The text that closes the argument ``key``."""
         return f"{self.closes}{key}{self.key_closes}" if self.key_closes else self.closes
 
 
@@ -58,15 +58,14 @@ class ToolForm:
     opens: str = ""
     closes: str = ""
     between: str | None = "\n"
-    """``None``: an answer has one call."""
+    """Text between two calls; ``None``: an answer has one call."""
     first_index: int = 0
     parameters: ParameterForm | None = None
-    """``None``: the arguments are one JSON object."""
+    """Form of the arguments; ``None``: they are one JSON object."""
     opened: str = ""
     """The beginning of the first call that the prompt ends with."""
     text_opens: str = ""
-    """What is written after ``opened`` where text follows, not a call: the prompt ends with it where there are no
-    tools."""
+    """Text after ``opened`` where text follows, not a call: the prompt ends with it where there are no tools."""
     also: tuple[ToolForm, ...] = ()
     """Other forms that the model is known to use at times."""
 
@@ -105,7 +104,7 @@ class ThoughtForm:
     opens: str
     closes: str
     turn: str = ""
-    """What leads from a closed thought to what follows, where each of them is a message of its own."""
+    """Text between a closed thought and what follows, where each of them is a message of its own."""
     answers: tuple[str, ...] = ()
     """Marks that may open the answer; where there are none, it simply follows."""
     answer_closes: str = ""

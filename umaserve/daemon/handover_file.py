@@ -41,7 +41,7 @@ class Left:
     caller: Caller
     kept: Kept
     begun: Begun | None
-    """``None``: it has ended."""
+    """Progress of the generation; ``None``: it has ended."""
     expires_at: float
     """Until when its client may resume it, in seconds since 1970."""
 
@@ -63,7 +63,7 @@ def pack(generations: Sequence[Left], max_bytes: int) -> bytes:
 
 
 def unpack(data: bytes) -> list[Left]:
-    """What ``pack`` was given; raises ``Malformed``."""
+    """Unpack what ``pack`` was given; raises ``Malformed``."""
     if len(data) < _HEAD.size:
         raise Malformed(f"expected at least {_HEAD.size} bytes, got {len(data)}")
     magic, types, digest = _HEAD.unpack_from(data)
@@ -99,8 +99,8 @@ class LeftFile:
         self._max_bytes = max_bytes
 
     def take(self) -> list[Left]:
-        """What the process before this one left. It is deleted, also where it can't be used, which is logged; only what
-        such a process can't have written stays."""
+        """Take what the process before this one left. It is deleted, also where it can't be used, which is logged; only
+        what such a process can't have written stays."""
         try:
             data = self._read()
             os.unlink(self._path)
@@ -147,7 +147,7 @@ class LeftFile:
 
 
 def _digest_of_types(hint: Any) -> bytes:
-    """Of all fields of all types that ``hint`` consists of: values are told apart by their places only."""
+    """Digest of all fields of all types that ``hint`` consists of: values are told apart by their places only."""
     known: dict[Any, str] = {}
     _describe(hint, known)
     return hashlib.blake2b("\n".join(sorted(known.values())).encode(), digest_size=16).digest()

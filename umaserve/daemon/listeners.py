@@ -38,13 +38,13 @@ HTTP_FILE = "http_socket"
 OLLAMA = "ollama"
 WYOMING = "wyoming"
 OLLAMA_ADDRESS = ("127.0.0.1", 11434)
-"""Where Ollama's clients look for a server."""
+"""Address at which Ollama's clients look for a server."""
 NETWORK_LEAVES = 8
 """One in this many connections is reserved for the Unix sockets."""
 
 
 class Place(NamedTuple):
-    """Where the daemon listens."""
+    """Place where the daemon listens."""
 
     protocol: str
     at: str
@@ -64,7 +64,7 @@ class Entrances:
         self._site = site
         self._listeners: list[Listener] = []
         self._passed: list[Listener] = []
-        """Those of the service manager's sockets, which stay open when this daemon has ended."""
+        """Listeners on the service manager's sockets, which stay open when this daemon has ended."""
         self._files: list[SocketFile] = []
         self._http_is_optional = http_is_optional
         self.places: list[Place] = []
@@ -137,7 +137,8 @@ class Entrances:
         log.info("listening", extra={"fields": {"at": _shown(sock), "protocol": protocol}})
 
     def reread_certificate(self) -> None:
-        """For the connections that come from now on; one that can't be used is logged, and the one before stays."""
+        """Reread the certificate, for the connections that come from now on; one that can't be used is logged, and the
+        one before stays."""
         cert, key = self._config.tls_cert, self._config.tls_key
         if self._tls is not None:
             self._tls = reread(lambda: server_context(cert, key), self._tls)
@@ -183,7 +184,7 @@ class Entrances:
     # -- clients -------------------------------------------------------------------------------------------------
 
     def _accept(self, protocol: str, plain: bool, sock: socket.socket) -> None:
-        """``plain``: without TLS, whatever the settings say."""
+        """Accept a client. ``plain``: without TLS, whatever the settings say."""
         config = self._config
         peer = peer_name(sock)
         tls = self._tls if protocol == HTTP and not plain and sock.family != socket.AF_UNIX else None

@@ -132,7 +132,7 @@ class _Responder:
         self._end(200, {}, "")
 
     def abort(self) -> None:
-        """After a bug of ours."""
+        """End the reply with an error, after a bug of ours."""
         self._end(500, _JSON, "")
 
     def _end(self, status: int, headers: Mapping[str, str], body: str | bytes) -> None:
@@ -149,7 +149,7 @@ class _Posted:
         pending.start(body)
 
     def begun(self) -> Job | None:
-        """This job, or ``None`` if it has already ended."""
+        """Return the job, or ``None`` if it has already ended."""
         return None if self._responder.ended else self
 
     def abort(self) -> None:
@@ -184,7 +184,7 @@ class _Conversation:
         self.receive(text.encode())
 
     def receive(self, data: bytes) -> None:
-        """A message from the client."""
+        """Take a message from the client."""
         if len(data) > self._max_bytes:
             self._wire.refuse(413, self._too_large)
         elif self._wire.open:
@@ -210,13 +210,13 @@ class _Wire:
             self._reply.chunk(data.decode(), 200, {})
 
     def reconsider(self) -> None:
-        """Nothing to do: relayed input is handled at once."""
+        """Do nothing: relayed input is handled at once."""
 
     def close(self) -> None:
         self._end(200)
 
     def abort(self) -> None:
-        """After a bug of ours."""
+        """End the reply with an error, after a bug of ours."""
         self._end(500)
 
     def refuse(self, status: int, error: str) -> None:

@@ -26,7 +26,7 @@ class DaemonLinks:
         self._config = config
         self._links: list[RelayLink] = []
         self.threads: list[JobThread] = []
-        """Its threads, to be watched."""
+        """Threads of the links, to be watched."""
         if not config.relay:
             return
         name = config.worker_name or platform.node() or "worker"
@@ -51,7 +51,7 @@ class DaemonLinks:
 
     @property
     def over(self) -> bool:
-        """After ``drain``: whether all are done."""
+        """Whether all links are done, after ``drain``."""
         return all(link.over for link in self._links)
 
     def collect(self) -> None:
@@ -64,7 +64,7 @@ class DaemonLinks:
             link.start()
 
     def say_models(self) -> None:
-        """The models have changed."""
+        """Tell the relays that the models have changed."""
         for link in self._links:
             link.say_models()
 

@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 
 
 class State(enum.Enum):
-    """What the daemon is doing."""
+    """State of the daemon: what it is doing."""
 
     LOADING = "loading"
     READY = "ready"
@@ -237,7 +237,8 @@ class Server:
         self._ending.bid_farewell()
 
     def _stuck(self) -> Mapping[str, float]:
-        """As `ThreadWatch.stuck`. How long loading takes is up to the model and the disk."""
+        """Stuck threads, as `ThreadWatch.stuck` tells them; none during loading, whose time is up to the model and the
+        disk."""
         return {} if self._state is State.LOADING else self._watch.stuck()
 
     # -- one turn ------------------------------------------------------------------------------------------------

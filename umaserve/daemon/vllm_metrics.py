@@ -34,19 +34,19 @@ _LABEL = "model_name"
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a model has and its requests use, beyond its flat metrics."""
+    """Facts of a model beyond its flat metrics: what it has, and what its requests use."""
 
     cell_type: str
     adapters: Sequence[str] = ()
     """The names of all its LoRA adapters."""
     running: Sequence[str] = ()
-    """Those of requests that have a slot."""
+    """Adapters of requests that have a slot."""
     waiting: Sequence[str] = ()
-    """Those of requests that wait."""
+    """Adapters of requests that wait."""
 
 
 def use_of(host: ModelHost) -> Use:
-    """Names that clients sent count only where the model has such an adapter."""
+    """Use of a model. Names that clients sent count only where the model has such an adapter."""
     adapters = () if host.info is None else host.info.adapters
     running: set[str] = set()
     waiting: set[str] = set()
@@ -113,7 +113,7 @@ class _Vllm(Collector):
         return family
 
     def _sums(self, name: str, suffix: str) -> Mapping[tuple[str, str], float]:
-        """Of all dialects, by the model and the bucket's bound."""
+        """Sums of a metric's samples over all dialects, by the model and the bucket's bound."""
         sums: dict[tuple[str, str], float] = defaultdict(float)
         for sample in self._counted[name].samples:
             if sample.name == name + suffix:

@@ -34,17 +34,17 @@ class Client(Protocol):
         """Set the bytes of a whole request that waits."""
 
     def done(self) -> None:
-        """The task is answered."""
+        """Take note that the task is answered."""
 
     def fail(self, error: RequestError) -> None:
-        """The task failed, which ends the connection."""
+        """End the connection, since the task failed."""
 
     def guarded(self, act: Callable[[T], None]) -> Callable[[T], None]:
-        """``act`` as a callback: a bug of ours in it ends this connection alone."""
+        """Wrap ``act`` as a callback: a bug of ours in it ends this connection alone."""
 
 
 class Task(Protocol):
-    """Begins with the first event that it takes, and ends with ``done``, ``fail`` or ``abandon``."""
+    """Task of a client. Begins with the first event that it takes, and ends with ``done``, ``fail`` or ``abandon``."""
 
     @property
     def ready(self) -> bool:
@@ -52,22 +52,23 @@ class Task(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """What it keeps of the client's events so far."""
+        """Bytes that it keeps of the client's events so far."""
 
     def take(self, event: Event) -> None:
-        """Raises ``RequestError``, which ends the connection."""
+        """Take the client's next event. Raises ``RequestError``, which ends the connection."""
 
     def hold(self) -> None:
-        """The client is behind with its reading."""
+        """Wait: the client is behind with its reading."""
 
     def release(self) -> None:
-        """It has caught up."""
+        """Go on: the client has caught up."""
 
     def abandon(self) -> None: ...
 
 
 class Synthesis:
-    """``synthesize``; or ``synthesize-start``, ``synthesize-chunk`` for each part of the text, ``synthesize-stop``."""
+    """Synthesis of a text: ``synthesize``; or ``synthesize-start``, ``synthesize-chunk`` for each part of the text,
+    ``synthesize-stop``."""
 
     EVENTS = frozenset({"synthesize", "synthesize-start", "synthesize-chunk", "synthesize-stop"})
     held_bytes = 0
@@ -144,7 +145,8 @@ class Synthesis:
 
 
 class Transcription:
-    """``transcribe``, which may be left out; ``audio-start``, ``audio-chunk`` for each part, ``audio-stop``."""
+    """Transcription of speech: ``transcribe``, which may be left out; ``audio-start``, ``audio-chunk`` for each part,
+    ``audio-stop``."""
 
     EVENTS = frozenset({"transcribe", "audio-start", "audio-chunk", "audio-stop"})
 
@@ -247,7 +249,7 @@ class Transcription:
         self._client.done()
 
     def hold(self) -> None:
-        """One short event is all that it sends."""
+        """Do nothing: one short event is all that it sends."""
 
     def release(self) -> None:
         pass

@@ -16,7 +16,7 @@ FINISH_REASONS: Mapping[FinishReason, str] = {
     FinishReason.CANCELLED: "stop",
     FinishReason.CONTENT_FILTER: "content_filter",
 }
-"""Their names in OpenAI's API and the contract of ``/generate``; neither has one for a cancelled stream."""
+"""Names of finish reasons in OpenAI's API and the contract of ``/generate``; neither has one for a cancelled stream."""
 
 
 class Reply(NamedTuple):

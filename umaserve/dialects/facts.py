@@ -1,4 +1,4 @@
-"""What a dialect may know about its daemon, to answer a client."""
+"""Facts that a dialect may know about its daemon, to answer a client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RunningAnswer:
     computed_tokens: int
     """Tokens of the prompt that were computed so far."""
     reused_tokens: int
-    """Those that were in the cached prefix."""
+    """Tokens of the prompt that were in the cached prefix."""
     generated_tokens: int
     prompt: str | None = None
     """What the client wrote, if the operator wants it to be shown."""
@@ -34,20 +34,20 @@ class RunningAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Those of one daemon, for one client."""
+    """Facts of one daemon, for one client."""
 
     limits: RequestLimits
     model: Callable[[str], ModelInfo | None]
     """The model that is meant by a name, the default one by an empty name; ``None``: it has not been loaded yet. Raises
     ``ModelNotFound`` for an unknown name where the operator wants names to be strict."""
     models: Callable[[], Sequence[ListedModel]]
-    """All that the daemon may serve, the default one first."""
+    """All models that the daemon may serve, the default one first."""
     load: Callable[[str], None]
     """Has the model of that name loaded. Raises ``RequestError`` where there is none, or it can't be."""
     unload: Callable[[str], None]
-    """The same, unloaded."""
+    """Has the model of that name unloaded. Raises ``RequestError`` where there is none, or it can't be."""
     voice: VoiceInfo | None
-    """``None`` if the daemon has no voice."""
+    """The daemon's voice; ``None`` if it has none."""
     new_id: Callable[[str], str]
     """Makes a random id with the given prefix. Ids are secrets: with one, a lost connection's generation is resumed."""
     now: Callable[[], int]
@@ -67,7 +67,7 @@ class Facts:
     asked_model: str = ""
     """The model that a WebSocket's messages mean where they name none, or the default one."""
     kept_by_relay: Mapping[str, Any] = field(default_factory=dict)
-    """What a response says of what the relay keeps, where that keeps it."""
+    """Fields of a response that tell of what the relay keeps, where that keeps it."""
 
     def loaded(self, name: str = "") -> ModelInfo:
         """The model that is meant by ``name``; raises ``ModelAwaited`` until it has been loaded."""

@@ -11,7 +11,7 @@ from umaserve.wire.fields import Fields, array, bad_request, dump_capped, out_of
 
 MAX_GRAMMAR_BYTES = 64 * 1024
 MAX_SCHEMA_BYTES = 256 * 1024
-"""Of a JSON schema, or of those of all tools."""
+"""Bytes of a JSON schema, or of those of all tools."""
 MAX_CHOICES = 500
 ANY_OBJECT = '{"type":"object"}'
 

@@ -166,18 +166,18 @@ def error_headers(error: RequestError, status: int) -> Headers:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Answered at once; ``make`` returns status, content type and body, or raises ``RequestError``."""
+    """A page that is answered at once; ``make`` returns status, content type and body, or raises ``RequestError``."""
 
     make: Callable[[Facts, Request], tuple[int, str, bytes]]
 
 
 class OperatorsPage(Page):
-    """For whom the daemon knows, and not through a relay."""
+    """A page for callers whom the daemon knows, and not through a relay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """As ``Page``, with headers of its own: ``make`` returns status, headers and body."""
+    """A page, as ``Page``, with headers of its own: ``make`` returns status, headers and body."""
 
     make: Callable[[Request], tuple[int, Headers, bytes]]
 
@@ -211,22 +211,22 @@ class TextReply:
 
 @dataclass(frozen=True, slots=True)
 class FormReply:
-    """As ``TextReply``, for a form with a file (multipart/form-data). ``new_body`` gets its ``Content-Type`` too, which
-    says what parts the fields."""
+    """Generated text, as ``TextReply``, for a form with a file (multipart/form-data). ``new_body`` gets its
+    ``Content-Type`` too, which says what parts the fields."""
 
     new_body: Callable[[Facts, str], Body]
 
 
 @dataclass(frozen=True, slots=True)
 class KeptTextReply(TextReply):
-    """As ``TextReply``, with answers that are kept and may go on in the background."""
+    """Generated text, as ``TextReply``, with answers that are kept and may go on in the background."""
 
     new_body: Callable[[Facts], KeptBody]
 
 
 @dataclass(frozen=True, slots=True)
 class SoundEvents:
-    """How speech comes as a stream of events. An error is an event too, with the error's body."""
+    """Form of speech as a stream of events. An error is an event too, with the error's body."""
 
     stream_type: str
     delta: Callable[[bytes], bytes]
@@ -247,7 +247,7 @@ class SpokenText:
     compressed: SoundFormat | None
     """The encoder's format; ``None`` for "wav" and "pcm", which need no encoder."""
     events: SoundEvents | None = None
-    """``None``: the reply is the file."""
+    """The form of a stream of events; ``None``: the reply is the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,7 @@ class Echo:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What the daemon does, in events, for as long as the client looks."""
+    """A stream of events that tell what the daemon does, for as long as the client looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,11 +289,11 @@ class Route:
     public: bool = False
     operators: bool = False
     also: Route | None = None
-    """What answers another method at the same path."""
+    """The route of another method at the same path."""
 
     @property
     def each(self) -> tuple[Route, ...]:
-        """It, and the others of its path."""
+        """The route, and the others of its path."""
         return (self,) if self.also is None else (self, *self.also.each)
 
     @property
@@ -303,7 +303,7 @@ class Route:
         return own if self.also is None else (*own, *self.also.methods)
 
     def of(self, method: str) -> Route:
-        """What answers ``method``, which is one of ``methods``."""
+        """The route that answers ``method``, which is one of ``methods``."""
         return next((route for route in self.each if route.method == method), self)
 
 
@@ -320,12 +320,13 @@ class HttpDialect:
     """One API or contract over HTTP."""
 
     name: str
-    """Its label in metrics and the log."""
+    """The dialect's label in metrics and the log."""
     routes: Mapping[str, Route]
-    """By path. A path with a "{NAME}" matches all paths with anything in that place, slashes included."""
+    """Routes by path. A path with a "{NAME}" matches all paths with anything in that place, slashes included."""
     errors: ErrorShape
     openapi: bytes = b"{}"
-    """Its ``tags``, ``paths`` and ``components``, as JSON; empty if another dialect of its folder has them."""
+    """The dialect's ``tags``, ``paths`` and ``components``, as JSON; empty if another dialect of its folder has
+    them."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of paths in ``routes``; the OpenAPI document names them in the descriptions of these paths."""
     shared: SharedPaths | None = None

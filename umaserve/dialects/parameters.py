@@ -72,7 +72,7 @@ class RequestLimits:
     max_tokens: int | None = None
     """The operator's cap on the tokens of an answer; ``None``: only the context limits it."""
     max_message_bytes: int = 128 << 20
-    """Of a message or body that may have media."""
+    """Bytes of a message or body that may have media."""
 
 
 def max_tokens(fields: Fields, key: str, limits: RequestLimits, default: int | None = None) -> int | None:
@@ -98,7 +98,7 @@ def json_body(body: bytes) -> Fields:
 
 
 def model_name(fields: Fields) -> str:
-    """What the client calls the model; empty where it names none."""
+    """The client's name for the model; empty where it names none."""
     return fields.string("model", max_bytes=MAX_ID_BYTES, empty=True) or ""
 
 

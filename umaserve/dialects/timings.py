@@ -6,7 +6,7 @@ from umaserve.core.events import Prefilling, Timing, Usage
 
 
 def timings(usage: Usage, timing: Timing) -> dict[str, float]:
-    """In milliseconds and tokens per second; ``prompt_n`` prompt tokens were computed, ``cache_n`` were cached.
+    """Timings in milliseconds and tokens per second; ``prompt_n`` prompt tokens were computed, ``cache_n`` were cached.
     ``timing.total_s`` ends with the answer, or with its latest token."""
     cache_n, predicted_n = usage.prefix_reused_tokens, usage.completion_tokens
     prompt_n = usage.prompt_tokens - cache_n
@@ -30,7 +30,7 @@ def timings(usage: Usage, timing: Timing) -> dict[str, float]:
 
 
 def progress(at: Prefilling) -> dict[str, int]:
-    """How much of the prompt is computed, in tokens, and the time that it took, in milliseconds."""
+    """Progress of the prompt, in tokens, and the time that it took, in milliseconds."""
     return {
         "total": at.input_tokens,
         "cache": at.reused_tokens,

@@ -58,7 +58,7 @@ def _load(
 
 
 def _begin(serve: Callable[[Channel], None], end: socket.socket) -> None:
-    """Have a thread serve one of the daemon's."""
+    """Have a thread serve one of the daemon's threads."""
     threading.Thread(target=_run, args=(serve, Channel(end)), daemon=True).start()
 
 

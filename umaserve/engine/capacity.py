@@ -13,19 +13,21 @@ from umaserve.sessions.engine_api import Capacity, SavedBytes
 from umaserve.settings.daemon import Config
 
 KEPT_ON_CPU = 16
-"""On a CPU, cached prefixes may take 1/16 of the KV cells where there is no host memory for them: attention visits all
-used cells in every decode (1,024 of them cost 5 to 20% of a tick). With host memory, which is restored at 10 us a
-token, they take none: a lone prompt then always has the first cells, in order, and rounds alike each time."""
+"""Divisor for the cells of cached prefixes on a CPU: they may take 1/16 of the KV cells where there is no host memory
+for them, since attention visits all used cells in every decode (1,024 of them cost 5 to 20% of a tick). With host
+memory, which is restored at 10 us a token, they take none: a lone prompt then always has the first cells, in order, and
+rounds alike each time."""
 
 MAX_KEPT_STATES_BYTES = 512 << 20
-"""For the earlier states of all sequences, without which recurrent models have no draft tokens. They come to twice the
-memory of the states in use, which is gigabytes for large models."""
+"""Most bytes for the earlier states of all sequences, without which recurrent models have no draft tokens. They come to
+twice the memory of the states in use, which is gigabytes for large models."""
 
 
 def capacity_of(
     model: Model, config: Config, host_bytes: int, saved: SavedBytes, *, drafts: bool, keeps: bool
 ) -> Capacity:
-    """``drafts``, ``keeps``: whether there are a draft model and a folder for sequences."""
+    """Capacity of an engine with ``model``. ``drafts``, ``keeps``: whether there are a draft model and a folder for
+    sequences."""
     return Capacity(
         slots=min(config.parallel, model.n_seq_max),
         cells=model.n_ctx,
@@ -49,7 +51,7 @@ def capacity_of(
 
 
 def max_draft_tokens(model: Model, config: Config) -> int:
-    """As in ``Capacity``."""
+    """Number of draft tokens that a run may have, as ``Capacity.max_draft_tokens``."""
     return config.n_batch if _takes_back(model, config) else model.removable
 
 
@@ -64,7 +66,7 @@ def limit_kept_states(model: Model, batch: Batch) -> int:
 
 
 def lacks_of(model: Model, config: Config, capacity: Capacity, kept_states_bytes: int) -> Iterator[str]:
-    """What this model can't do, a sentence each. ``kept_states_bytes``: what earlier states would take."""
+    """Sentences that say what this model can't do. ``kept_states_bytes``: what earlier states would take."""
     if not model.memory:
         return
     why = "its recurrent state" if model.has_recurrent_state else "its sliding window"
@@ -92,8 +94,9 @@ def _readable(n_bytes: int) -> str:
 
 
 def _takes_back(model: Model, config: Config) -> bool:
-    """A decode of one pass overwrites only what is outside of the sliding windows of all its tokens; a second pass
-    would overwrite what is outside of those of later tokens, which may be removed."""
+    """Whether the tokens of a decode can be removed later. A decode of one pass overwrites only what is outside of the
+    sliding windows of all its tokens; a second pass would overwrite what is outside of those of later tokens, which may
+    be removed."""
     if not model.memory or model.has_recurrent_state:
         return False
     return model.window == 0 or config.n_ubatch >= config.n_batch

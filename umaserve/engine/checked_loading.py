@@ -23,8 +23,8 @@ def load_checked(
     chat_template: str | None = None,
     begins: Begins = untold,
 ) -> LlamaEngine:
-    """As ``engine.load``, and tries the models out, unless they are known; ``begins`` is told each file that may end
-    this process. Also raises ``TooLarge`` where they take more than is available."""
+    """Load the engine, as ``engine.load``, and try the models out, unless they are known; ``begins`` is told each file
+    that may end this process. Also raises ``TooLarge`` where they take more than is available."""
     path = find(config.model)
     for file in (path, config.draft_model, config.mmproj):
         if file:

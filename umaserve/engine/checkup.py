@@ -25,10 +25,10 @@ from umaserve.system import logs, program
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Of llama.cpp."""
+    """Properties of llama.cpp's build."""
 
     features: tuple[str, ...]
-    """Sets of instructions that it uses, by llama.cpp's names."""
+    """Sets of instructions that llama.cpp uses, by its names for them."""
     uses_gpus: bool
     repacks: bool
     """Whether it is free of the compiler's fault that breaks AMX."""
@@ -36,7 +36,7 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Of a model's file."""
+    """Contents of a model's file."""
 
     architecture: str
     quantization: str
@@ -59,7 +59,7 @@ def build() -> Build:
 
 
 def contents(config: Config) -> Contents:
-    """Raises ``ModelError`` and ``ConfigError`` for a file that can't be served."""
+    """Contents of the model's file. Raises ``ModelError`` and ``ConfigError`` for a file that can't be served."""
     path = find(config.model)
     slow = weights.slow_type(gguf.check(path)) or ""
     model = Model(path, config, lambda _fraction: True, empty=True)
@@ -72,7 +72,7 @@ def contents(config: Config) -> Contents:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status; errors are on standard error."""
+    """Run the program; returns the exit status. Errors are on standard error."""
     (settings,) = arguments
     program.begin()
     logs.configure("error", "text")

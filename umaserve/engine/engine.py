@@ -271,7 +271,7 @@ class LlamaEngine:
         )
 
     def _on_new_context(self) -> None:
-        """The cells were divided: what was set on the context, and what the drafter knows by slot, is gone."""
+        """Forget what was set on the context, and what the drafter knows by slot, after the cells were divided."""
         self._adapters.forget_applied()
         self._threads = self.capacity.threads
         if self._drafter is not None:
@@ -321,7 +321,7 @@ class LlamaEngine:
         return list(np.ctypeslib.as_array(native, (outputs, self._model.n_vocab)))
 
     def _taken(self, run: Run) -> tuple[list[Sampled], bool]:
-        """As ``TickSampling.take``; rejected draft tokens are removed from the KV cache."""
+        """Take the tokens of ``run``, as ``TickSampling.take``; rejected draft tokens are removed from the KV cache."""
         sampled, ended = self._sampling.take(run)
         if run.draft_tokens:
             right = len(run.tokens) - run.draft_tokens + len(sampled) - ended

@@ -19,9 +19,10 @@ Begins = Callable[[str, str], None]
 """Says which file is worked on from now on: its kind ("model", "mmproj", "voice") and path."""
 
 MAX_S = 120.0
-"""From one progress to the next, for a file of no size."""
+"""Most seconds from one progress to the next, for a file of no size."""
 SLOWEST_BYTES_S = 8 << 20
-"""Of a disk: the first decode reads all weights, and llama.cpp tells no progress meanwhile."""
+"""Speed of the slowest disk, in bytes per second: the first decode reads all weights, and llama.cpp tells no progress
+meanwhile."""
 
 
 def untold(_kind: str, _path: str) -> None:
@@ -54,7 +55,7 @@ class LastWords:
 
 
 def _bytes_of(path: str) -> int:
-    """The weights of a model, in all its files; 0 where they can't be read, which loading them explains."""
+    """Bytes of a model's weights, in all its files; 0 where they can't be read, which loading them explains."""
     try:
         return sum(map(os.path.getsize, gguf.files(path)))
     except (OSError, ModelError):

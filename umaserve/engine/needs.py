@@ -20,9 +20,10 @@ log = logging.getLogger(__name__)
 
 MAX_S = 60.0
 AMPLE_SHARE = 0.9
-"""Of the memory that is available. With more, other programs and clients' media may leave too little."""
+"""Largest share of the available memory that is ample. With more, other programs and clients' media may leave too
+little."""
 KNOWN_CELLS = 1 << 15
-"""With so many cells at most, the default model takes less than a GiB, and is not measured."""
+"""Most KV cells with which the default model takes less than a GiB, and is not measured."""
 _SETTINGS = (
     "n_ctx",
     "n_batch",
@@ -42,18 +43,18 @@ _LARGE_KV_TYPES = ("f16", "bf16", "f32")
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes of the box's memory; what is on other devices does not count."""
+    """Bytes of the box's memory that a model takes; what is on other devices does not count."""
 
     weights: int
-    """Those that llama.cpp maps from the file too: each token reads them all."""
+    """Weights in bytes, also those that llama.cpp maps from the file: each token reads them all."""
     cells: int
-    """KV cells, and recurrent states."""
+    """KV cells, and recurrent states, in bytes."""
     computing: int
-    """Room for what a decode computes and for its logits; taken by the first large decodes."""
+    """Room in bytes for what a decode computes and for its logits; taken by the first large decodes."""
     vocabulary: int
-    """With all else that llama.cpp keeps of the file's header."""
+    """Vocabulary in bytes, with all else that llama.cpp keeps of the file's header."""
     n_ctx: int
-    """The cells, and the sequences that share them."""
+    """Number of KV cells, and below of the sequences that share them."""
     n_seq_max: int
 
     @property
@@ -62,9 +63,9 @@ class Needs:
 
 
 def measured(path: str, config: Config, wanted: Callable[[], bool], *, sequences: int = 0) -> Needs | None:
-    """``None`` where it can't be found out: for a model that can't be loaded, which its loading explains, and when it
-    is not ``wanted`` any more. ``sequences``: of a model that a draft model, this one, drafts for. Blocks for half a
-    second, and as long as llama.cpp reads the header."""
+    """Needs of a model; ``None`` where they can't be found out: for a model that can't be loaded, which its loading
+    explains, and when it is not ``wanted`` any more. ``sequences``: of a model that a draft model, this one, drafts
+    for. Blocks for half a second, and as long as llama.cpp reads the header."""
     # Not the whole configuration: other users may see a program's arguments.
     settings = {name: getattr(config, name) for name in _SETTINGS}
     arguments = (path, orjson.dumps(settings).decode(), str(sequences))
@@ -100,7 +101,8 @@ def check(path: str, config: Config, available: int, wanted: Callable[[], bool],
 
 
 def judge(path: str, config: Config, needs: Needs, others: int, available: int) -> None:
-    """Whether that fits, by what is known: ``others`` are the bytes of the draft model and the projector."""
+    """Check whether the model fits, by what is known: ``others`` are the bytes of the draft model and the projector.
+    Raises ``TooLarge``, and warns where little is left."""
     total = needs.total + others
     parts = {
         "weights": needs.weights,

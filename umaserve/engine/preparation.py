@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class Preparation:
-    """Everything of a request that is done before it runs. Called on preparing threads, except ``change``."""
+    """Does everything of a request that is done before it runs. Called on preparing threads, except ``change``."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Preparation:
         return dataclasses.replace(first, sampler=self._new_sampler(request, first.tokens, copied, first.in_thought))
 
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
-        """As in ``Engine``. The grammar keeps its state."""
+        """``prepared`` with other sampling and ``max_tokens``, as ``Engine.change``. The grammar keeps its state."""
         assert isinstance(prepared.sampler, Sampler)
         max_tokens = self._max_tokens(request.max_tokens, len(prepared.tokens))
         sampling = _behind(request.sampling, generated)
@@ -178,7 +178,7 @@ class Preparation:
         return self._text_of(tokens[-MAX_MARK_TOKENS:]).rstrip()
 
     def _text_of(self, tokens: Sequence[int]) -> str:
-        """Without media."""
+        """Text of ``tokens``, without media."""
         return b"".join(self._model.written(token) for token in tokens if token >= 0).decode(errors="replace")
 
     def _constraint(self, request: Generate) -> Constraint | None:
@@ -199,7 +199,8 @@ class Preparation:
         return None
 
     def _of_tools(self, request: Generate, form: ToolForm) -> Constraint:
-        """Of tools that aren't strict, what a grammar can't hold is left out."""
+        """Constraint for calls of the request's tools. Of tools that aren't strict, what a grammar can't hold is left
+        out."""
         last = time.monotonic() + MAX_COMPILING_S
         make = functools.partial(
             of_tools,
@@ -297,7 +298,7 @@ class Preparation:
         return self._media.prompt(turns, render, tenant if request.cache_prompt else None, wanted, tokenize)
 
     def _render(self, request: Generate) -> Callable[[Sequence[ChatTurn]], str]:
-        """Makes the prompt of turns, with all else as in ``request``."""
+        """Function that makes the prompt of turns, with all else as in ``request``."""
         return functools.partial(
             self._template.render,
             tools=request.tools,
@@ -322,7 +323,7 @@ class Preparation:
                 return list(itertools.chain.from_iterable(mixed))
 
     def _check_ids(self, ids: Sequence[int], field: str) -> None:
-        """llama.cpp doesn't check them: it would read out of bounds."""
+        """Check token ids, since llama.cpp doesn't: it would read out of bounds."""
         limit = self._model.n_vocab
         for index, token in enumerate(ids):
             if not 0 <= token < limit:
@@ -347,7 +348,8 @@ def _vocabulary(model: Model) -> Vocabulary | None:
 
 
 def _behind(sampling: Sampling, generated: Sequence[int]) -> Sampling:
-    """For a sampler that goes on behind these tokens: the random numbers of a seed must not repeat."""
+    """Sampling for a sampler that goes on behind the tokens ``generated``: the random numbers of a seed must not
+    repeat."""
     if sampling.seed is None:
         return sampling
     return dataclasses.replace(sampling, seed=(sampling.seed + len(generated)) % 2**32)

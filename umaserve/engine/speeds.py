@@ -16,7 +16,7 @@ REFUSED = 3
 
 
 class Speeds(NamedTuple):
-    """What was measured with some settings."""
+    """Measurements with some settings."""
 
     one: float
     """Tokens per second of one stream, and below of all streams together, and of prompts."""
@@ -25,7 +25,7 @@ class Speeds(NamedTuple):
     memory_bytes: int
     """Resident memory of the process."""
     prompt_tokens: int
-    """The length of the prompts."""
+    """Length of the prompts, in tokens."""
     others: float
     """Cores that other programs used meanwhile."""
     switches: float

@@ -27,12 +27,12 @@ from umaserve.system.threads import own_switches
 
 PROMPT_TOKENS = 512
 SHORT_PROMPT_TOKENS = 64
-"""Of prompts where the long ones would take more than ``MAX_PROMPT_S``; and of a first one, which is not measured: it
-reads the weights from disk."""
+"""Length in tokens of prompts where the long ones would take more than ``MAX_PROMPT_S``; and of a first one, which is
+not measured: it reads the weights from disk."""
 MAX_PROMPT_S = 4.0
 MIN_PROMPT_TOKENS = 16
 MEASURED_S = 1.0
-"""For each of the three speeds."""
+"""Seconds of measurement for each of the three speeds."""
 MIN_TIMES, MAX_TIMES = 2, 64
 
 
@@ -59,7 +59,7 @@ class Measurement:
             raise ModelError(f"too few KV cells to measure with: raise n_ctx to {least} or more, or lower parallel")
 
     def speeds(self, prompt_tokens: int) -> Speeds:
-        """As ``speeds.measured``."""
+        """Measure the speeds, as ``speeds.measured``."""
         first = min(SHORT_PROMPT_TOKENS, self._max_prompt)
         self._prompt_s(first)
         if not prompt_tokens:
@@ -103,7 +103,7 @@ class Measurement:
                 self._prompt_s(MIN_PROMPT_TOKENS, slot)
 
     def _tick_s(self, rows: Mapping[int, int], kv_operations: Sequence[KVOperation] = ()) -> float:
-        """Decode so many tokens more of each of these sequences; returns the seconds."""
+        """Decode so many tokens more of each of these sequences; returns the seconds that takes."""
         vocabulary = self._engine.info.vocabulary
         runs: list[Run] = []
         for slot, n in rows.items():
@@ -118,7 +118,7 @@ class Measurement:
 
 
 def _fastest_s(decode_s: Callable[[], float]) -> float:
-    """Other programs can only make a decode slower."""
+    """Seconds of the fastest decode: other programs can only make one slower."""
     times: list[float] = []
     until = time.monotonic() + MEASURED_S
     while len(times) < MIN_TIMES or (len(times) < MAX_TIMES and time.monotonic() < until):
@@ -127,7 +127,7 @@ def _fastest_s(decode_s: Callable[[], float]) -> float:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status; errors are on standard error."""
+    """Run the program; returns the exit status. Errors are on standard error."""
     settings, prompt_tokens = arguments
     program.begin()
     try:

@@ -14,7 +14,7 @@ from umaserve.engine.llama.embedding import Embedder
 from umaserve.engine.llama.model import Model
 
 MAX_COMPUTED = 4 << 30
-"""Bytes of weights, which are all read. With more, a slow disk would take minutes."""
+"""Most bytes of weights with which a trial decodes, since all are read. With more, a slow disk would take minutes."""
 _TEXT = string.printable + "é \U0001f600"
 
 

@@ -25,14 +25,14 @@ MIN_TOKENS = 256
 """The shortest sequence that is written, and the fewest tokens that are read instead of computed: a file costs a few
 milliseconds, whatever it holds, and reading must be faster than computing."""
 GROWTH = 1.5
-"""A conversation is written again when it is so many times as long, and at the end: all its files together are then at
-most three times as long as the last one."""
+"""Growth at which a conversation is written again: when it is so many times as long, and at the end: all its files
+together are then at most three times as long as the last one."""
 WRITTEN_BYTES_S = 16 << 20
-"""On average, for the sake of flash memory."""
+"""Most bytes written a second, on average, for the sake of flash memory."""
 BURST_S = 32.0
-"""What may be written at once, in seconds at that rate."""
+"""Amount that may be written at once, in seconds at that rate."""
 REST_S = 0.008
-"""Between two pieces of 1 MiB, so that streams have the memory's bandwidth and the cores."""
+"""Pause between two pieces of 1 MiB, in seconds, so that streams have the memory's bandwidth and the cores."""
 CHECK_S = 1.0
 LOOK_S = 30.0
 """How often to look for what other daemons have written or removed."""
@@ -87,12 +87,12 @@ class DiskCache:
         self._last = 0
         self._fetched: set[int] = set()
         self._pending: set[int] = set()
-        """Those that prompts wait for."""
+        """Keys of the sequences that prompts wait for."""
         self._fetching: int | None = None
         self._writing: int | None = None
-        """The key in the host cache."""
+        """Key in the host cache of the sequence that is being written."""
         self._decided: set[int] = set()
-        """Those of the host cache that are written, or never will be."""
+        """Keys of the sequences of the host cache that are written, or never will be."""
         self._paid_until = clock()
         """When all that was written is within the average rate."""
         self._check_at = clock()
@@ -103,7 +103,7 @@ class DiskCache:
         self._put_away_until: float | None = None
         self._nothing_left = False
         self.used_bytes = 0
-        """Of all sequences on disk, as of the last look."""
+        """Size of all sequences on disk, in bytes, as of the last look."""
 
     # -- what is on disk -----------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class DiskCache:
             self._pending.discard(key)
 
     def distrust_fetched(self) -> None:
-        """A sequence could not be loaded: what came from disk may be why."""
+        """Forget the sequences that came from disk: one could not be loaded, and they may be why."""
         for key in self._fetched:
             self._forget(key)
         self._fetched.clear()
@@ -178,7 +178,7 @@ class DiskCache:
         return key in self._pending
 
     def between_ticks(self, wanted: Mapping[int, str]) -> None:
-        """No KV operation is under way: read the next sequence that is ``wanted``, by keys, with its scope."""
+        """Read the next sequence that is ``wanted``, by keys, with its scope: no KV operation is under way."""
         self._host.settle()
         self._pending &= wanted.keys()
         for key, scope in wanted.items():
@@ -222,7 +222,7 @@ class DiskCache:
     # -- writing -------------------------------------------------------------------------------------------------
 
     def put_away(self) -> None:
-        """Nothing runs any more: write all that is worth it, as fast as possible, until ``is_put_away``."""
+        """Write all that is worth it, as fast as possible, until ``is_put_away``: nothing runs any more."""
         if self._put_away_until is None:
             self._put_away_until = self._now() + PUT_AWAY_S
 

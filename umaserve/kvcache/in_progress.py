@@ -25,13 +25,13 @@ class Coming:
         self._host = host
         self._cuttable = cuttable
         self._prefixes = PrefixCache()
-        """By session id: those that are not complete."""
+        """Prompts that are not complete, by session id."""
         self._prompts: dict[int, _Prompt] = {}
-        """By session id."""
+        """Prompts of the sessions that have a slot, by session id."""
 
     def begin(self, session: Session, scope: str, tokens: Sequence[int], *, shared: bool) -> None:
-        """``session`` goes on with ``tokens`` where its cached prefix ends. ``shared``: whether it is to be saved for
-        later sessions."""
+        """Begin a prompt: ``session`` goes on with ``tokens`` where its cached prefix ends. ``shared``: whether it is
+        to be saved for later sessions."""
         self._prefixes.put(session.id, scope, tokens)
         checkpoints = Checkpoints()
         if not self._cuttable and self._host is not None and shared:
@@ -63,10 +63,10 @@ class Coming:
         return length in self._prompts[session.id].checkpoints
 
     def complete(self, session: Session) -> None:
-        """Its prompt is computed: nobody has to wait for it."""
+        """Mark a session's prompt as computed: nobody has to wait for it."""
         self._prefixes.remove(session.id)
 
     def forget(self, session: Session) -> None:
-        """It has lost its slot."""
+        """Forget a session that has lost its slot."""
         self._prefixes.remove(session.id)
         self._prompts.pop(session.id, None)

@@ -16,7 +16,7 @@ from umaserve.sessions.session import Session
 
 
 class Room(NamedTuple):
-    """What a session needs: the cells to promise to it, the tokens to compute, and the scope of its cache entries."""
+    """Needs of a session: the cells to promise to it, the tokens to compute, and the scope of its cache entries."""
 
     cells: int
     tokens: Sequence[int]
@@ -26,7 +26,7 @@ class Room(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """Where the prefix of a prompt is found: in a slot, or in host memory under the key ``saved``."""
+    """Place where the prefix of a prompt is found: in a slot, or in host memory under the key ``saved``."""
 
     slot: int | None = None
     saved: int | None = None
@@ -65,11 +65,11 @@ class Slots:
         self._parts = capacity.divisions[0][0] if capacity.divisions else SHARED
         self._free = list(range(self._parts or self._sequences))
         self._kv_operations: list[KVOperation] = []
-        """For the next tick, in order, before its runs."""
+        """KV operations for the next tick, in order, before its runs."""
         self._holders: dict[int, Session] = {}
         """Sessions with a slot, by id, including ended ones whose slot is not taken back yet."""
         self._rooms: dict[int, Room] = {}
-        """By slot: what its session needed when it took it."""
+        """Rooms by slot: what its session needed when it took the slot."""
         self._kept: dict[int, _Kept] = {}
         """Cached sequences by slot, the least recently used first."""
         self._prefixes = PrefixCache()
@@ -222,13 +222,13 @@ class Slots:
             self._kv_operations.append(Shed())
 
     def distrust_all(self) -> None:
-        """The KV cache is in an unknown state: clear all sequences. Sessions with a slot have still to give it up."""
+        """Clear all sequences: the KV cache is in an unknown state. Sessions with a slot have still to give it up."""
         self.forget_cached()
         self._kv_operations += map(Release, [*self._free, *self._rooms])
 
     @property
     def kv_operations(self) -> Sequence[KVOperation]:
-        """Those planned for the next tick so far."""
+        """KV operations planned for the next tick so far."""
         return self._kv_operations
 
     def take_kv_operations(self) -> list[KVOperation]:
@@ -280,7 +280,7 @@ class Slots:
     # -- reuse ---------------------------------------------------------------------------------------------------
 
     def _matches(self, scope: str, tokens: Sequence[int]) -> tuple[Match | None, Match | None]:
-        """What begins like ``tokens``: in a slot, and in host memory."""
+        """Find what begins like ``tokens``: in a slot, and in host memory."""
         before_last = tokens[:-1]
         saved = None if self._host is None else self._host.match(scope, before_last)
         return self._prefixes.match(scope, before_last), saved

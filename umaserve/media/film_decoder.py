@@ -52,7 +52,7 @@ class _Index:
 
 
 def decode(file: BinaryIO, stack_frames: int) -> Film:
-    """As ``videos.decode``, from an open file and in this process."""
+    """Decode a video, as ``videos.decode``, but from an open file and in this process."""
     assert 1 <= stack_frames <= MAX_STACK_FRAMES
     with opened(file, "a video") as container:
         stream = _pictures(container)

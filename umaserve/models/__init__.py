@@ -1,1 +1,1 @@
-"""Which models are loaded, and their engine processes."""
+"""Choice of the models that are loaded, and their engine processes."""

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class CatalogueWatch:
-    """For ``folder``, the one of models; empty: there is none."""
+    """Watches ``folder``, the one of models; empty: there is none."""
 
     def __init__(self, models: Models, folder: str, read: Callable[[], Catalogue], changed: Callable[[], None]) -> None:
         """``read`` raises ``ConfigError`` for a catalogue that can't be used. ``changed`` is called when there is

@@ -1,4 +1,4 @@
-"""Where one model's engine is: has it loaded and closed, and tells when it ends by itself."""
+"""Place of one model's engine: has it loaded and closed, and tells when it ends by itself."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class EngineHandle(Protocol):
 
     @property
     def pid(self) -> int:
-        """Of the process that computes."""
+        """Id of the process that computes."""
 
     @property
     def life(self) -> socket.socket | None:
-        """Readable once the engine has ended; ``None`` if it ends with this process."""
+        """Socket that is readable once the engine has ended; ``None`` if it ends with this process."""
 
     def load(self, config: Config, allowance: Allowance, progress: Callable[[float], bool]) -> LoadedEngine:
         """Load the model: once, on a thread of its own. ``progress`` takes how much is loaded, from 0 to 1, and says
@@ -43,18 +43,18 @@ class EngineHandle(Protocol):
         ``EngineLost`` where another program has killed it."""
 
     def kill(self) -> None:
-        """It does not return from a call."""
+        """Kill the engine, which does not return from a call."""
 
     def end(self) -> End:
-        """How it has ended."""
+        """The end of the engine: how it has ended."""
 
     def close(self) -> None:
         """Free what is left, the engine included."""
 
 
 NewEngine = Callable[[ModelSpec], EngineHandle]
-"""Raises ``ConfigError`` where a file that the settings name can't be read, ``EngineLost`` where no process can be
-started."""
+"""Makes a place for an engine. Raises ``ConfigError`` where a file that the settings name can't be read, ``EngineLost``
+where no process can be started."""
 
 
 class EnginePlace:
@@ -77,7 +77,7 @@ class EnginePlace:
         self._wanted = wanted
         self._ended = ended
         self._thread: JobThread | None = None
-        """For loading and closing; none before the first load."""
+        """Thread for loading and closing; none before the first load."""
         self._handle: EngineHandle | None = None
         self._engine: LoadedEngine | None = None
         self._bar = ProgressBar(f"loading {spec.name}", sys.stderr)
@@ -138,7 +138,7 @@ class EnginePlace:
         self._loop.set_interest(life, READ, on_end)
 
     def kill(self) -> None:
-        """The engine does not return from a call. One that is no process of its own stays."""
+        """Kill the engine, which does not return from a call. One that is no process of its own stays."""
         if self._handle is not None and self._handle.life is not None:
             self._handle.kill()
 
@@ -169,12 +169,12 @@ class EnginePlace:
             self._thread.collect()
 
     def stop(self) -> None:
-        """There is no engine, and won't be."""
+        """Stop the thread for loading and closing: there is no engine, and won't be."""
         if self._thread is not None:
             self._thread.stop(0.0)
 
     def end(self) -> None:
-        """After the threads that call the engine have ended: close it at once."""
+        """Close the engine at once, after the threads that call it have ended."""
         self.collect()
         if self._engine is not None:
             self._engine.close()

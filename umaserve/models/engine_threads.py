@@ -14,7 +14,7 @@ MAX_MEDIA_S = 600.0
 
 
 class EngineThreads:
-    """The time limits are those of one call to an engine."""
+    """Threads of all models. The time limits are those of one call to an engine."""
 
     def __init__(self, wake: Callable[[], None], *, keeps: bool) -> None:
         """``keeps``: whether computed prompts are kept on disk."""
@@ -25,7 +25,7 @@ class EngineThreads:
 
     @property
     def calling(self) -> Sequence[JobThread]:
-        """Those whose calls are to return in time."""
+        """Threads whose calls are to return in time."""
         return self.compute, self.preparing, self.media
 
     @property

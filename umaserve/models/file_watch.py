@@ -21,7 +21,7 @@ class FileWatch:
         self._loaded = self._seen = self._states()
 
     def note(self) -> None:
-        """The model is loaded from the files as they are now."""
+        """Note that the model is loaded from the files as they are now."""
         self._loaded = self._seen = self._states()
 
     def changed(self) -> bool:

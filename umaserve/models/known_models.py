@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 VERSION = 1
 MAX_MODELS = 256
-"""Those that were loaded longest ago are forgotten."""
+"""The most models that are known: those that were loaded longest ago are forgotten."""
 MAX_FILE_BYTES = 1 << 20
 MAX_NEEDED_BYTES = 1 << 50
 _FILE = "memory.json"
@@ -50,14 +50,14 @@ class Known:
     """One model, once loaded."""
 
     name: str
-    """For people who read the file."""
+    """Name of the model, for people who read the file."""
     needed_bytes: int
     cost: Cost | None = None
-    """Of its ticks with all threads; ``None`` where it ran too few."""
+    """Cost of the model's ticks with all threads; ``None`` where it ran too few."""
 
 
 def file_of(environ: Mapping[str, str]) -> Path | None:
-    """Where it is kept: in the service manager's state folder, or in the user's; ``None`` where there is neither."""
+    """Path of the file: in the service manager's state folder, or in the user's; ``None`` where there is neither."""
     try:
         return folders.state(environ) / _FILE
     except FileNotFoundError as error:
@@ -124,8 +124,8 @@ def written(models: Mapping[str, Known]) -> bytes:
 
 
 class KnownModels:
-    """In the order in which they were loaded. The daemons of a user share the file; where two write it at once, one of
-    them measures a model again. What can't be read or written is logged, and costs no more."""
+    """Known models, in the order in which they were loaded. The daemons of a user share the file; where two write it at
+    once, one of them measures a model again. What can't be read or written is logged, and costs no more."""
 
     def __init__(self, file: Path | None) -> None:
         """``file``: as of ``file_of``; ``None``: they are forgotten at the end."""
@@ -136,7 +136,8 @@ class KnownModels:
         self._look()
 
     def key(self, config: Config) -> str | None:
-        """Of the model that is loaded by ``config``; ``None`` where a file of it can't be read, as loading it says."""
+        """Key of the model that is loaded by ``config``; ``None`` where a file of it can't be read, as loading it
+        says."""
         try:
             files = [_state(path) for path in files_of(config)]
         except OSError:
@@ -147,17 +148,17 @@ class KnownModels:
         return hashlib.sha256(facts.encode()).hexdigest()
 
     def needed_bytes(self, key: str | None) -> int:
-        """What the model took; 0 where it is not known."""
+        """Memory that the model took, in bytes; 0 where it is not known."""
         known = self._models.get(key or "")
         return 0 if known is None else known.needed_bytes
 
     def cost(self, key: str | None) -> Cost | None:
-        """What the model's ticks took; ``None`` where it is not known."""
+        """Cost of the model's ticks; ``None`` where it is not known."""
         known = self._models.get(key or "")
         return None if known is None else known.cost
 
     def learn(self, key: str | None, name: str, needed_bytes: int, cost: Cost | None = None) -> None:
-        """The model was loaded, and took so much; ``cost``: of its ticks, where it is known."""
+        """Keep how much memory a loaded model took; ``cost``: of its ticks, where it is known."""
         if key is not None and 0 < needed_bytes <= MAX_NEEDED_BYTES:
             self._look()
             self._models.pop(key, None)
@@ -165,13 +166,14 @@ class KnownModels:
             self._write()
 
     def forget(self, key: str | None) -> None:
-        """It could not be loaded, or its engine was lost: the next time it is measured and tried out again."""
+        """Forget a model that could not be loaded, or whose engine was lost: the next time it is measured and tried out
+        again."""
         self._look()
         if self._models.pop(key or "", None) is not None:
             self._write()
 
     def _look(self) -> None:
-        """Read what is there, also of other daemons."""
+        """Read the file, with what other daemons have written."""
         if self._file is None:
             return
         try:
@@ -225,15 +227,15 @@ def _replace(file: Path, data: bytes) -> None:
 
 
 def _state(path: str) -> tuple[str, int, int]:
-    """Of a file: one that is written again has another."""
+    """State of a file: one that is written again has another."""
     real = os.path.realpath(path)
     status = os.stat(real)
     return real, status.st_size, status.st_mtime_ns
 
 
 def _build() -> tuple[Any, ...]:
-    """Of this program, of llama.cpp, which is not loaded for that, and of the processor and its cores that may be used:
-    a home folder may be that of several boxes."""
+    """State of this program, of llama.cpp, which is not loaded for that, and of the processor and its cores that may be
+    used: a home folder may be that of several boxes."""
     found = importlib.util.find_spec("llama_cpp")
     folder = Path(found.origin).parent / "lib" if found is not None and found.origin else None
     libraries = sorted(folder.iterdir()) if folder is not None and folder.is_dir() else []

@@ -1,4 +1,4 @@
-"""What all models of a daemon share."""
+"""Objects that all models of a daemon share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from umaserve.sessions.content_filter import ContentFilter
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What each of their hosts needs."""
+    """Objects that the host of each model needs."""
 
     loop: Loop
     threads: EngineThreads

@@ -45,13 +45,13 @@ class ModelHost:
         self.place = EnginePlace(spec, around.loop, around.new_engine, around.wanted, self._lost)
         self.loading = ModelLoading(spec, self.place, around)
         self.info: ModelInfo | None = None
-        """``None`` until the model is loaded first."""
+        """Properties of the model; ``None`` until it is loaded first."""
         self.loaded: LoadedModel | None = None
-        """``None`` while no engine serves it."""
+        """The model with its engine; ``None`` while no engine serves it."""
         self._around = around
         self._loop = around.loop
         self._unload_until: float | None = None
-        """While it is being unloaded: when that is to be done."""
+        """Time by which the unload in progress is to be done; ``None`` while there is none."""
         self._leaving = False
         """Whether the operator wants it unloaded, or its files have changed."""
         self._outdated = False
@@ -59,10 +59,10 @@ class ModelHost:
         self._suspects: Sequence[Session] = ()
         """The sessions that may be why the latest engine was lost."""
         self._waiting = Waiting(around.loop.now)
-        """For the model to be loaded; the questions also while suspects are tried."""
+        """Questions and requests that wait for the model to be loaded; the questions also while suspects are tried."""
         self._crashes = 0
         self._generated = 0
-        """Tokens, without those of the present engine."""
+        """Tokens generated, without those of the present engine."""
         self.last_used_at = -math.inf
         """When it had work last, as far as was looked."""
         self._seen = 0
@@ -205,7 +205,7 @@ class ModelHost:
         self.place.close(closed)
 
     def _end(self, loaded: LoadedModel, *, blamed: bool) -> None:
-        """Its engine gets no more work. ``blamed``: as in ``LoadedModel.end``."""
+        """Give the engine of ``loaded`` no more work. ``blamed``: as in ``LoadedModel.end``."""
         self._generated += loaded.scheduler.tokens_generated
         self.loading.keep_cost(loaded.scheduler.learned_cost)
         self._waiting.add(loaded.end(blamed=blamed))
@@ -292,7 +292,7 @@ class ModelHost:
     # -- serving -------------------------------------------------------------------------------------------------
 
     def ask(self, question: Question) -> None:
-        """As ``Questions.ask``, also before the model is loaded."""
+        """Ask the model, as ``Questions.ask``, also before it is loaded."""
         if self.loaded is not None and not self.sessions.holds_back:
             self.loaded.questions.ask(question)
             return
@@ -301,7 +301,7 @@ class ModelHost:
         self._waiting.add([question])
 
     def when_loaded(self, then: Then) -> Callable[[], None]:
-        """As ``Waiting.when_loaded``, also if it is loaded: then in the next turn."""
+        """Call ``then``, as ``Waiting.when_loaded``, also if the model is loaded: then in the next turn."""
         return self._waiting.when_loaded(then)
 
     def end_turn(self) -> None:
@@ -352,7 +352,7 @@ class ModelHost:
     # -- the plan ------------------------------------------------------------------------------------------------
 
     def look(self, now: float) -> residency.Model:
-        """What the plan depends on."""
+        """State of the model that the plan depends on."""
         given = [one for one in self.sessions.running() if not one.holds]
         waiting = [one for one in self.sessions.arrived if not one.holds]
         idle = len(given) == len(waiting) and (self.loaded is None or self.loaded.questions.idle)
@@ -381,7 +381,7 @@ class ModelHost:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """It has no engine, and gets none."""
+        """Stop loading: the model has no engine, and gets none."""
         self.loading.give_up()
         self.place.stop()
 
@@ -391,7 +391,7 @@ class ModelHost:
         return self.loaded is None or (self.loaded.idle and not self._waiting.questions)
 
     def refuse_waiting(self) -> None:
-        """The daemon drains: fail what has not started."""
+        """Fail what has not started: the daemon drains."""
         if self.loaded is None:
             self.fail_all(shutting_down())
             return
@@ -410,17 +410,17 @@ class ModelHost:
         self._waiting.expire(seconds)
 
     def totals(self) -> Mapping[str, int]:
-        """What the model has done since the start."""
+        """Counters of what the model has done since the start."""
         made = 0 if self.loaded is None else self.loaded.scheduler.tokens_generated
         return {"tokens_generated_total": self._generated + made, "engine_crashes_total": self._crashes}
 
     def snapshot(self) -> Mapping[str, int | float | str]:
-        """Its part of the metrics; the names are always the same."""
+        """The model's part of the metrics; the names are always the same."""
         if self.loaded is not None:
             return self.loaded.scheduler.snapshot()
         return {**NOT_LOADED, "waiting_sessions": self.sessions.waiting}
 
 
 def _unexpected(error: BaseException) -> BaseException | None:
-    """For the log, which says all of the expected ones by their messages."""
+    """The error, for its traceback in the log; ``None`` for an expected one, which the log says by its message."""
     return None if isinstance(error, ConfigError | ModelError | EngineLost) else error

@@ -17,20 +17,21 @@ from umaserve.settings.models import ModelSpec
 from umaserve.system.memory import resident_bytes
 
 MAX_PAUSE_S = 60.0
-"""Between two trials to load a model whose engine ends at once: from none on, twice as long each time."""
+"""Longest pause, in seconds, between two trials to load a model whose engine ends at once: from none on, twice as long
+each time."""
 PATIENCE = 3
 """Trials that requests wait for: of a lost engine, and where it is not the model's fault that it was not loaded."""
 BESIDES_WEIGHTS = 32 << 20
-"""Bytes: a low guess at what a model takes besides its files. Where it takes more than there is, its engine says so
-before it is loaded; a model that is thought to need too much would be refused."""
+"""Bytes that a model takes besides its files: a low guess. Where it takes more than there is, its engine says so before
+it is loaded; a model that is thought to need too much would be refused."""
 READ_RATE = 500e6
-"""Bytes of weights loaded a second: the same."""
+"""Bytes of weights loaded a second: a low guess, too."""
 
 Loaded = Callable[[Engine | BaseException], None]
 
 
 class ModelLoading:
-    """Times are those of the loop."""
+    """Loads one model. Times are those of the loop."""
 
     def __init__(self, spec: ModelSpec, place: EnginePlace, around: Surroundings) -> None:
         self.under_way = False
@@ -42,13 +43,13 @@ class ModelLoading:
         self.needed_bytes = self._known.needed_bytes(self._key) or spec.size_bytes + BESIDES_WEIGHTS
         """The memory that it takes, as far as is known."""
         self.cost = self._known.cost(self._key)
-        """What its ticks take, as far as is known; of a model that is loaded, when it was kept last."""
+        """Cost of the model's ticks, as far as is known; of a model that is loaded, when it was kept last."""
         self.load_s = spec.size_bytes / READ_RATE
         self.loaded_at = -math.inf
         self.retry_at = -math.inf
         """When it may be tried again after a failure."""
         self.failures = 0
-        """In a row; engines that ended by themselves before they had made anything count, too."""
+        """Failures in a row; engines that ended by themselves before they had made anything count, too."""
         self._place = place
         self._around = around
         self._now = around.loop.now
@@ -67,7 +68,7 @@ class ModelLoading:
         self._load()
 
     def begin_again(self, loaded: Loaded) -> None:
-        """Its engine has ended: as ``begin``, for another one, after a pause that doubles."""
+        """Load the model again after its engine has ended: as ``begin``, after a pause that doubles."""
         pause_s = min(2.0 ** (self.failures - 1), MAX_PAUSE_S) if self.failures else 0.0
         self.failures += 1
         self._announce(loaded)
@@ -88,7 +89,7 @@ class ModelLoading:
             self._load()
 
     def give_up(self) -> None:
-        """If it pauses, load it no more."""
+        """Load the model no more, if it pauses."""
         if self._pause is not None:
             self._pause.cancel()
             self._pause = None
@@ -126,7 +127,7 @@ class ModelLoading:
         self._place.load(Allowance(self._around.available_bytes(), beside, known_bytes), ended)
 
     def keep_cost(self, cost: Cost | None) -> None:
-        """Its ticks took so long: the next engine, and the next daemon, start from that."""
+        """Keep the cost of the model's ticks: the next engine, and the next daemon, start from that."""
         if cost is not None and cost != self.cost:
             self.cost = cost
             self._known.learn(self._key, self._spec.name, self.needed_bytes, cost)
@@ -136,7 +137,7 @@ class ModelLoading:
         self._known.forget(self._key)
 
     def failed(self) -> None:
-        """It is not to be tried again before ``retry_at``."""
+        """Count a failure: the model is not to be tried again before ``retry_at``."""
         self.failures += 1
         self.retry_at = self._now() + retry_pause_s(self.failures)
 

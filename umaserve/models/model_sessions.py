@@ -58,7 +58,7 @@ class ModelSessions:
         self._models.see_to(host)
 
     def take_over(self, session: Session, request: Generate, begun: Begun, now: float) -> None:
-        """As in ``SessionManager``; raises ``RequestError`` where the model isn't there."""
+        """Take over a request, as in ``SessionManager``; raises ``RequestError`` where the model isn't there."""
         host = self._models.choose(request.model)
         if host.name != begun.model:
             raise ModelNotFound(begun.model)
@@ -93,7 +93,7 @@ class ModelSessions:
             host.expire(seconds)
 
     def running(self) -> Iterator[Session]:
-        """Those of each model, the oldest first."""
+        """Running sessions of each model, the oldest first."""
         return itertools.chain.from_iterable(host.sessions.running() for host in self._models)
 
     def _of(self, session: Session) -> SessionManager:

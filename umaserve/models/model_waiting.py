@@ -1,4 +1,4 @@
-"""What waits for a model besides its sessions: questions, and requests that can't be read before it is loaded."""
+"""Waiters for a model besides its sessions: questions, and requests that can't be read before it is loaded."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from umaserve.scheduler.questions import Question
 Then = Callable[[RequestError | None], None]
 
 _OPERATOR = object()
-"""Who waits where it is the operator: once, however often it is asked for, and however long it takes."""
+"""Key of the operator as one who waits: once, however often it is asked for, and however long it takes."""
 
 
 class Waiting:
-    """Questions wait since they were asked, however often they come here; times are those of ``clock``."""
+    """Holds what waits for a model. Questions wait since they were asked, however often they come here; times are those
+    of ``clock``."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._now = clock
@@ -27,12 +28,12 @@ class Waiting:
 
     @property
     def questions(self) -> list[Question]:
-        """Those that somebody still wants answered."""
+        """Questions that somebody still wants answered."""
         return [question for question in self._questions if not question.forgotten]
 
     @property
     def since(self) -> float:
-        """Since when the first of them waits; ``inf`` where none does."""
+        """Time since which the first of them waits; ``inf`` where none does."""
         asked = [question.asked_at for question in self.questions]
         return min([*asked, *(since for _, since in self._unread.values())], default=math.inf)
 
@@ -40,7 +41,7 @@ class Waiting:
         self._questions |= dict.fromkeys(questions)
 
     def when_loaded(self, then: Then) -> Callable[[], None]:
-        """``then`` is called once the model is loaded, or with the error. Returns what forgets it again."""
+        """Call ``then`` once the model is loaded, or with the error. Returns what forgets it again."""
         me = object()
         self._unread[me] = then, self._now()
 
@@ -50,22 +51,22 @@ class Waiting:
         return forget
 
     def wish(self, then: Then) -> None:
-        """As ``when_loaded``, for the operator."""
+        """Call ``then`` as ``when_loaded`` does, for the operator."""
         self._unread[_OPERATOR] = then, self._now()
 
     def take_questions(self) -> list[Question]:
-        """They no longer wait."""
+        """Take out the questions, which no longer wait."""
         questions, self._questions = self.questions, {}
         return questions
 
     def tell_loaded(self) -> None:
-        """To those who can say only now what they ask."""
+        """Tell those who can say only now what they ask that the model is loaded."""
         unread, self._unread = self._unread, {}
         for then, _ in unread.values():
             then(None)
 
     def expire(self, seconds: float) -> None:
-        """Fail those that have waited longer."""
+        """Fail the questions and requests that have waited longer."""
         before = self._now() - seconds
         late = [question for question in self._questions if question.asked_at < before]
         unread = [me for me, (_, since) in self._unread.items() if since < before and me is not _OPERATOR]

@@ -35,9 +35,9 @@ from umaserve.system.memory import available_bytes, mapped_bytes, resident_bytes
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
-"""How often it is looked at what has changed without an event: work ends, other programs take memory."""
+"""Seconds between two looks at what has changed without an event: work ends, other programs take memory."""
 WAITING_LOOK_S = 0.05
-"""The same, while somebody waits for a model."""
+"""Seconds between two looks at such changes while somebody waits for a model."""
 _STATES = {
     State.UNLOADED: ModelState.UNLOADED,
     State.LOADING: ModelState.LOADING,
@@ -46,7 +46,7 @@ _STATES = {
     State.FAILED: ModelState.FAILED,
 }
 _OF_EACH = ("active_sessions", "waiting_sessions", "threads", "kv_cells_used", "kv_cells_cached", "kv_cells_total")
-"""Those of the metrics of all together that are told of each, too."""
+"""Metrics of all models together that are told of each, too."""
 
 
 class Models:
@@ -113,11 +113,11 @@ class Models:
         return self._hosts.get(session.model, self.default)
 
     def info(self, name: str) -> ModelInfo | None:
-        """Of the model that is meant by ``name``; ``None`` if it has not been loaded yet."""
+        """Properties of the model that is meant by ``name``; ``None`` if it has not been loaded yet."""
         return self.choose(name).info
 
     def listed(self) -> Sequence[ListedModel]:
-        """Those of the catalogue, the default one first."""
+        """Models of the catalogue, the default one first."""
         now, clock = self._loop.now(), time.time()
         return [self._listed(self._hosts[spec.name], clock - now) for spec in self._catalogue.models]
 
@@ -147,7 +147,7 @@ class Models:
         self.see_to(host)
 
     def when_loaded(self, name: str, then: Callable[[RequestError | None], None]) -> Callable[[], None]:
-        """As ``ModelHost.when_loaded``, of the model that is meant by ``name``."""
+        """Call ``then``, as ``ModelHost.when_loaded``, of the model that is meant by ``name``."""
         host = self.choose(name)
         forget = host.when_loaded(then)
         self.see_to(host)
@@ -213,12 +213,12 @@ class Models:
     # -- which are loaded ----------------------------------------------------------------------------------------
 
     def see_to(self, host: ModelHost) -> None:
-        """Somebody wants something of it."""
+        """Plan again soon where the model takes no requests now: somebody wants something of it."""
         if host.state is not State.LOADED or host.sessions.holds_back:
             self.look_soon()
 
     def look_soon(self) -> None:
-        """Something has changed that the plan depends on."""
+        """Plan again soon: something has changed that the plan depends on."""
         self._look_again(0.0)
 
     def _look_again(self, seconds: float) -> None:
@@ -275,7 +275,8 @@ class Models:
         )
 
     def _available_bytes(self) -> int:
-        """Without the weights that engines have mapped: the kernel could drop them, but each token reads them all."""
+        """Bytes available, without the weights that engines have mapped: the kernel could drop them, but each token
+        reads them all."""
         return max(0, available_bytes() - mapped_bytes(self._pids()))
 
     def _pids(self) -> Sequence[int]:
@@ -326,7 +327,7 @@ class Models:
         return all(host.idle for host in self)
 
     def put_away(self) -> bool:
-        """As ``Scheduler.put_away``, of all."""
+        """Write to disk what was computed, as ``Scheduler.put_away``, of all models."""
         return not [one for one in self._loaded if not one.scheduler.put_away()]
 
     def refuse_waiting(self, *, of_loaded: bool) -> None:
@@ -344,7 +345,7 @@ class Models:
             one.scheduler.fail_running()
 
     def close(self) -> None:
-        """After the threads have ended."""
+        """Close the engines, after the threads have ended."""
         for host in self:
             host.place.end()
 
@@ -354,7 +355,7 @@ class Models:
         return self._pids()
 
     def snapshot(self) -> Mapping[str, int | float | str]:
-        """Their part of the metrics: of all together, except the names."""
+        """The models' part of the metrics: of all together, except the names."""
         each = [host.snapshot() for host in self]
         about: dict[str, int | float | str] = {
             "load_progress": round(self.default.place.progress, 3),
@@ -384,7 +385,7 @@ def _nothing() -> None:
 
 
 def _takes(host: ModelHost) -> Sequence[str] | None:
-    """As ``ListedModel.takes``."""
+    """Kinds of media that the model takes, as ``ListedModel.takes``."""
     if host.info is None:
         return None if host.spec.config.mmproj else ()
     kinds = (("image", host.info.sees), ("audio", host.info.hears), ("video", host.info.sees))

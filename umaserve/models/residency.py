@@ -39,7 +39,7 @@ from umaserve.models.residency_snapshot import Model, Moves, Snapshot, State
 
 MIN_STAY_S, MAX_STAY_S = 5.0, 60.0
 GATHERING_SHARE = 0.5
-"""Of the time that a swap takes."""
+"""Share of the time that a swap takes for which requests are gathered."""
 MAX_GATHERING_S = 10.0
 PATIENCE_SWAPS = 3.0
 MIN_PATIENCE_S, MAX_PATIENCE_S = 15.0, 120.0
@@ -67,14 +67,15 @@ def retry_pause_s(failures: int) -> float:
 
 
 def most_bytes(snapshot: Snapshot) -> int:
-    """What would be free if all models that are not pinned were unloaded; a model that needs more can't be loaded."""
+    """Bytes that would be free if all models that are not pinned were unloaded; a model that needs more can't be
+    loaded."""
     free = snapshot.available_bytes - snapshot.promised_bytes - snapshot.reserve_bytes
     taken = (State.LOADING, State.LOADED, State.UNLOADING)
     return free + _total(one for one in snapshot.models if one.state in taken and not one.pinned)
 
 
 def plan(snapshot: Snapshot) -> Moves:
-    """What to load, unload and refuse now."""
+    """Plan what to load, unload and refuse now."""
     planning = _Planning(snapshot)
     planning.let_leave()
     planning.unload_unused()
@@ -97,16 +98,16 @@ class _Planning:
             for state in (State.LOADING, State.LOADED, State.UNLOADING)
         )
         self._room = snapshot.available_bytes - snapshot.promised_bytes - snapshot.reserve_bytes
-        """Free now."""
+        """Bytes that are free now."""
         self._most = most_bytes(snapshot)
         self._left = self._room + _total(unloading)
-        """Free once all that was chosen is unloaded, and those so far in the order are loaded."""
+        """Bytes that are free once all that was chosen is unloaded, and those so far in the order are loaded."""
         self._stays = [one for one in loaded if not one.pinned]
-        """Those that may be displaced, without those that were chosen."""
+        """Models that may be displaced, without those that were chosen."""
         self._loading = bool(loading)
         self._may_move = not loading and not unloading
         self._nobody_waits = True
-        """So far in the order."""
+        """Whether nobody waits, so far in the order."""
         self._load: list[str] = []
         self._unload: list[str] = []
         self._hold: list[str] = []
@@ -120,7 +121,7 @@ class _Planning:
         return model.state is State.UNLOADED or (model.state is State.FAILED and self._reached(model.retry_at))
 
     def let_leave(self) -> None:
-        """Rule 11."""
+        """Apply rule 11."""
         for model in [one for one in self._stays if one.leaving]:
             if model.idle:
                 self._displace([model])
@@ -130,14 +131,14 @@ class _Planning:
                 self._left += model.needed_bytes
 
     def unload_unused(self) -> None:
-        """Rule 8."""
+        """Apply rule 8."""
         for model in list(self._stays):
             limit = model.idle_unload_s
             if limit and not _has_work(model) and self._reached(model.unused_since + limit):
                 self._displace([model])
 
     def keep_reserve(self) -> None:
-        """Rule 8, where memory is short."""
+        """Apply rule 8 where memory is short."""
         idle = sorted((one for one in self._stays if not _has_work(one)), key=lambda one: one.unused_since)
         if self._left < 0 and idle:
             self._displace(_enough(idle, -self._left) or idle)
@@ -161,7 +162,7 @@ class _Planning:
         self._left = -missing
 
     def preload(self) -> None:
-        """Rule 9."""
+        """Apply rule 9."""
         wanted = [
             one
             for one in self._snapshot.models
@@ -179,7 +180,7 @@ class _Planning:
                 self._most -= model.needed_bytes
 
     def _displaced(self, missing: int) -> list[Model]:
-        """Those that are unloaded to free ``missing`` bytes: idle ones if they suffice; none where all can't."""
+        """Models that are unloaded to free ``missing`` bytes: idle ones if they suffice; none where all can't."""
         idle = sorted(
             (one for one in self._stays if not _has_work(one)),
             key=lambda one: (not self._has_stayed(one), one.unused_since),

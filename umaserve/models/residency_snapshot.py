@@ -1,4 +1,4 @@
-"""What a plan of the loaded models depends on, and the plan itself."""
+"""Snapshot that a plan of the loaded models depends on, and the plan itself."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ class State(enum.Enum):
     LOADING = enum.auto()
     LOADED = enum.auto()
     UNLOADING = enum.auto()
-    """Its memory is not free yet."""
+    """State of a model that is being unloaded: its memory is not free yet."""
     FAILED = enum.auto()
-    """It could not be loaded, or its process ended: it takes no memory, and is not tried again before ``retry_at``."""
+    """State of a model that could not be loaded, or whose process ended: it takes no memory, and is not tried again
+    before ``retry_at``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +25,20 @@ class Model:
 
     name: str
     needed_bytes: int
-    """What loading it takes; of a loaded one, what it takes."""
+    """Memory that loading the model takes; of a loaded one, that it takes."""
     state: State = State.UNLOADED
     idle: bool = True
     """Whether no answer, question or speech that was given to it is unfinished."""
     waiting: int = 0
     """Requests that were not given to it, since it is not loaded or takes no new ones."""
     waiting_since: float = math.inf
-    """When the first of them came."""
+    """Time when the first of the waiting requests came."""
     loaded_at: float = -math.inf
     """When it was loaded last; ``-inf``: not since the start."""
     last_used_at: float = -math.inf
     """When it had work last."""
     load_s: float = 0.0
-    """How long loading it takes."""
+    """Seconds that loading the model takes."""
     retry_at: float = -math.inf
     pinned: bool = False
     """Whether it stays once it is loaded."""
@@ -56,27 +57,27 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that the plan depends on."""
+    """Snapshot of all that the plan depends on."""
 
     now: float
     models: Sequence[Model]
-    """In the order of the settings."""
+    """Models, in the order of the settings."""
     available_bytes: int
-    """What can be had without swapping, and without dropping mapped weights of loaded models."""
+    """Memory that can be had without swapping, and without dropping mapped weights of loaded models."""
     promised_bytes: int = 0
-    """Of what loads in progress need, the part that they have not taken yet."""
+    """Memory that loads in progress need and have not taken yet."""
     reserve_bytes: int = 0
-    """To leave free."""
+    """Memory to leave free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """By name."""
+    """Moves of a plan, by the names of models."""
 
     load: tuple[str, ...] = ()
-    """To start now: one at most."""
+    """Loads to start now: one at most."""
     unload: tuple[str, ...] = ()
-    """To start now."""
+    """Unloads to start now."""
     hold: frozenset[str] = frozenset()
     """Loaded models that get no new requests, since they must make way or the operator wants them unloaded: what they
     run is to end, and they are unloaded by a later plan."""

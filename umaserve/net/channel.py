@@ -22,8 +22,8 @@ HALF_CLOSED_POLL_S = 0.05
 FIRST_POLL_S = 0.001
 """The first polls come sooner: a peer that has left resets the connection within a round trip of the first write."""
 SEND_BUFFER = 64 * 1024
-"""Of the kernel, in bytes. Unlimited, it would take megabytes for a stopped reader before the high-water mark is
-reached."""
+"""Send buffer of the kernel, in bytes. Unlimited, it would take megabytes for a stopped reader before the high-water
+mark is reached."""
 
 
 class Handler(Protocol):

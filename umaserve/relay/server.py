@@ -104,7 +104,7 @@ class RelayServer:
         self._ending = False
 
     def run(self) -> int:
-        """Raises ``ConfigError`` where it can't listen."""
+        """Run until the relay ends, and return the exit status. Raises ``ConfigError`` where it can't listen."""
         raise_descriptor_limit(self._config.max_connections, "max_connections")
         self._passed = self._passed_sockets()
         for sock in self._passed or tcp_sockets(*parse_address(self._config.listen)):
@@ -142,7 +142,7 @@ class RelayServer:
         self._signals.stop()
 
     def _passed_sockets(self) -> list[socket.socket]:
-        """Those of the service manager, instead of the setting's."""
+        """Sockets of the service manager, instead of the setting's."""
         passed = [sock for _, sock in systemd.listen_fds()]
         for sock in passed:
             if sock.family == socket.AF_UNIX:
@@ -169,13 +169,13 @@ class RelayServer:
         return read_secret("", self._config.redis_password_file, "redis_password_file")
 
     def _redis_credentials(self) -> Credentials:
-        """On a thread."""
+        """Credentials for Redis; called on a thread."""
         user, password = self._config.redis_user, self._redis_password
         return (user, password) if user else (password,)
 
     def _reread_files(self) -> None:
-        """For SIGHUP. A file that can't be used changes nothing; connected workers and clients stay connected. Client
-        keys are reread without it."""
+        """Reread certificates and secrets, for SIGHUP. A file that can't be used changes nothing; connected workers and
+        clients stay connected. Client keys are reread without it."""
         log.info("reading certificate and secrets again")
         cert, key = self._config.tls_cert, self._config.tls_key
         if self._tls is not None:
@@ -207,7 +207,7 @@ class RelayServer:
     # -- numbers -------------------------------------------------------------------------------------------------
 
     def _metrics(self, keys: Sequence[str]) -> bytes:
-        """In Prometheus' format, with the usage of these keys."""
+        """Metrics in Prometheus' format, with the usage of these keys."""
         used = {name: self._accounts.shown(name) for name in keys} if self._accounts is not None else {}
         return exposition(None, self._stats(), keys=used)
 

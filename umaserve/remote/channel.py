@@ -16,7 +16,7 @@ from umaserve.remote.frames import Frame, Incoming
 
 
 class Kind(enum.StrEnum):
-    """What a frame is."""
+    """Kind of a frame."""
 
     CALL = "call"
     DONE = "done"
@@ -26,11 +26,11 @@ class Kind(enum.StrEnum):
 
 
 class Lost(Exception):
-    """The other end is gone."""
+    """Raised where the other end is gone."""
 
 
 class Channel:
-    """One end of it."""
+    """One end of a socket between the daemon and the engine's process."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -40,7 +40,7 @@ class Channel:
         self._socket.settimeout(seconds)
 
     def send(self, kind: Kind, *content: object, tail: Sequence[bytes | memoryview] = ()) -> None:
-        """Raises ``TooLarge`` and ``Lost``."""
+        """Send a frame. Raises ``TooLarge`` and ``Lost``."""
         data = frames.encode((kind, *content), tail)
         try:
             self._socket.sendall(data)
@@ -48,7 +48,7 @@ class Channel:
             raise Lost(str(error)) from None
 
     def receive(self) -> Frame:
-        """Raises ``Malformed`` and ``Lost``."""
+        """Receive a frame. Raises ``Malformed`` and ``Lost``."""
         incoming = Incoming()
         while True:
             try:
@@ -61,7 +61,7 @@ class Channel:
                 return frame
 
     def close(self) -> None:
-        """Both ends see it, also a thread that waits here."""
+        """Close the connection. Both ends see it, also a thread that waits here."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:

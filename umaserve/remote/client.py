@@ -27,11 +27,12 @@ log = logging.getLogger(__name__)
 
 
 LOOP_S = 10.0
-"""How long the loop's own calls may take, which take some microseconds mostly: all clients wait."""
+"""How long the loop's own calls may take, in seconds, since all clients wait; they take some microseconds mostly."""
 
 
 class Borrowed:
-    """Something of the engine's, which it frees when this is gone. As a ``Chunk``, it is ``encoded`` or not."""
+    """Handle for something of the engine's, which the engine frees when the handle is gone. As a ``Chunk``, it is
+    ``encoded`` or not."""
 
     def __init__(self, number: int, freed: deque[tuple[int, int]]) -> None:
         self.number = number
@@ -76,7 +77,7 @@ class RemoteEngine:
         self.pieces: Sequence[bytes] = loaded.pieces
         self.info = loaded.info
         self.languages: Sequence[str] = loaded.languages
-        """The voice's."""
+        """Languages of the voice."""
 
     # -- the engine's methods ------------------------------------------------------------------------------------
 
@@ -120,7 +121,7 @@ class RemoteEngine:
         return embedded
 
     def speak(self, text: str, speaker: Samples | None, language: str, pause: YieldPoint) -> Samples:
-        """As in ``speech.voice.Voice``, by the voice that was loaded."""
+        """Speak ``text``, as ``speech.voice.Voice.speak``, by the voice that was loaded."""
 
         def ask(_: float) -> bool:
             pause()
@@ -232,7 +233,7 @@ class RemoteEngine:
 
 
 def _asked(request: Generate) -> Generate:
-    """What the engine needs of it."""
+    """Part of ``request`` that the engine needs."""
     return replace(request, recorded=None, spoken=None)
 
 

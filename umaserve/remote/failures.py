@@ -9,16 +9,16 @@ from umaserve.remote.values import Codec, Coder, Malformed
 
 
 class EngineFailed(Exception):
-    """The engine failed; the log says why, in lines of the engine's process."""
+    """Raised where the engine failed; the log says why, in lines of the engine's process."""
 
 
 class CallbackFailed(Exception):
-    """What the engine called back failed, in the daemon."""
+    """Raised where what the engine called back failed, in the daemon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A ``RequestError``."""
+    """A ``RequestError`` as a value."""
 
     fault: Fault
     field: str
@@ -28,7 +28,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class TooLong:
-    """``ContextExceeded``."""
+    """A ``ContextExceeded`` as a value."""
 
     prompt_tokens: int
     context_tokens: int
@@ -36,16 +36,16 @@ class TooLong:
 
 @dataclass(frozen=True, slots=True)
 class Unloadable:
-    """``ModelError``."""
+    """A ``ModelError`` as a value."""
 
     message: str
     needed_bytes: int | None
-    """``None`` unless it is ``TooLarge``."""
+    """Bytes that the model takes, if the error is ``TooLarge``; else ``None``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """Anything else, in the engine or in a callback."""
+    """Any other exception, in the engine or in a callback."""
 
     in_callback: bool
 

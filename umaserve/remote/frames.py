@@ -12,16 +12,17 @@ from umaserve.remote.values import Malformed
 
 _LENGTHS = struct.Struct("<II")
 MAX_BYTES = 1 << 30
-"""Of a head, and of a tail: more than any request that the settings allow. Memory is taken as the bytes come."""
+"""Most bytes of a head, and of a tail: more than any request that the settings allow. Memory is taken as the bytes
+come."""
 _CHUNK = 1 << 16
 
 
 class TooLarge(Exception):
-    """A frame that would be larger than what is read."""
+    """Raised for a frame that would be larger than what is read."""
 
 
 class Frame(NamedTuple):
-    """``head``: a JSON list whose first element, a text, is the frame's kind."""
+    """A frame. ``head``: a JSON list whose first element, a text, is the frame's kind."""
 
     head: list[Any]
     tail: memoryview

@@ -21,38 +21,40 @@ from umaserve.system.memory import killed_for_memory
 
 PROGRAM = "umaserve.engine"
 THREADS = 6
-"""Those of the daemon that call the engine: the loop's, and one each for loading, computing, preparing, media, disk."""
+"""Number of the daemon's threads that call the engine: the loop's, and one each for loading, computing, preparing,
+media, disk."""
 END_S = 5.0
 MAX_LAST_WORDS = 1 << 16
 MAX_MESSAGE = 300
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""The C library, which reads it when a program begins, asks for pages of 2 MiB for large memory. Where the kernel has
-them for those that ask, dividing the KV cells takes a fourth of the time, in which no stream gets a token."""
+"""Variables for the C library, which reads them when a program begins: it asks for pages of 2 MiB for large memory.
+Where the kernel has them for those that ask, dividing the KV cells takes a fourth of the time, in which no stream gets
+a token."""
 _PYTHON = re.compile(r"^(?:Fatal Python error|Timeout \()", re.MULTILINE)
-"""Where Python's part of the last words begins: it crashed, or it was too long without progress."""
+"""Beginning of Python's part of the last words: it crashed, or it was too long without progress."""
 
 
 class End(NamedTuple):
     """How an engine ended."""
 
     cause: str
-    """The name of the signal; ``memory`` where the kernel killed it for that, ``hang``, or ``status N``."""
+    """Cause of the end: a signal's name; ``memory`` where the kernel killed it for that, ``hang``, or ``status N``."""
     words: str
-    """The same, after "the engine's process"."""
+    """Cause in words, after "the engine's process"."""
     last_words: str
-    """llama.cpp's message, and where it was when it crashed: Python's calls, as far as they are known."""
+    """Message of llama.cpp, and where it was when it crashed: Python's calls, as far as they are known."""
     loading: str = ""
-    """The file that it was loading, after its kind."""
+    """File that the engine was loading, after its kind."""
 
     @property
     def blames(self) -> bool:
-        """Whether what it computed may be why."""
+        """Whether what the engine computed may be why."""
         return self.cause not in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 
 
 class EngineProcess:
-    """Made on the loop's thread: the kernel kills the process when the thread that started it ends. The process ends
-    when one of its sockets is closed."""
+    """Process of an engine. Made on the loop's thread: the kernel kills the process when the thread that started it
+    ends. The process ends when one of its sockets is closed."""
 
     def __init__(self, chat_template: str | None = None, voice: RemoteVoice | None = None) -> None:
         """``chat_template``: the text of the operator's, instead of the model's own. ``voice``: speaks by this process
@@ -72,7 +74,7 @@ class EngineProcess:
                 raise EngineLost(f"the engine's process can't be started: {error.strerror}") from None
             failed.pop_all()
         (self.life, *ours) = (our_end for our_end, _ in pairs)
-        """Readable once the process has ended, or says its last words."""
+        """Socket that is readable once the process has ended, or says its last words."""
         self._channels = [Channel(our_end) for our_end in ours]
         self._killed_for_memory = killed_for_memory()
         self._hung = False
@@ -82,7 +84,7 @@ class EngineProcess:
         return self._process.pid
 
     def load(self, config: Config, allowance: Allowance, progress: Callable[[float], bool]) -> RemoteEngine:
-        """As in ``models.engine_supervisor.EngineHandle``."""
+        """Load the model, as ``models.engine_supervisor.EngineHandle.load``."""
         speaker = None if self._voice is None else self._voice.own
         try:
             engine = RemoteEngine(self._channels, config, self._chat_template, allowance, progress, speaker)
@@ -95,12 +97,12 @@ class EngineProcess:
         return engine
 
     def kill(self) -> None:
-        """It does not return from a call."""
+        """Kill the process, since it does not return from a call."""
         self._hung = True
         self._process.kill()
 
     def end(self) -> End:
-        """How it has ended; one that still runs is killed."""
+        """Tell how the process has ended; one that still runs is killed."""
         try:
             status = self._process.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -142,7 +144,7 @@ class EngineProcess:
 
 
 def _not_loaded(end: End, config: Config) -> ModelError | EngineLost:
-    """Why the model could not be loaded, in one line."""
+    """Error that says why the model could not be loaded, in one line."""
     if not end.blames:
         return EngineLost(f"the engine's process {end.words} while it loaded the model")
     if not end.loading:

@@ -43,9 +43,9 @@ LoadEngine = Callable[[Config, str | None, Samples | None, Allowance, Ask], tupl
 """Loads the model, and the voice of ``tts_model``. The text is that of the operator's chat template, the samples are of
 the voice's default speaker. Raises ``ModelError``."""
 Held = Annotated[Prepared, "held"]
-"""What the engine has prepared; the daemon has its number."""
+"""Request that the engine has prepared; the daemon has its number."""
 Sound = Annotated[Samples, "sound"]
-"""What a voice has said: within [-1, 1]."""
+"""Samples that a voice has said: within [-1, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,12 @@ class Loaded:
     pieces: Sequence[bytes]
     info: ModelInfo
     languages: Sequence[str]
-    """The voice's; none where there is no voice."""
+    """Languages of the voice; none where there is no voice."""
 
 
 class Calls:
-    """What the daemon may call, each on the thread that does this kind of work. The annotations say what crosses."""
+    """Methods that the daemon may call, each on the thread that does this kind of work. The annotations say what
+    crosses."""
 
     def __init__(self, load: LoadEngine) -> None:
         self._load = load
@@ -148,7 +149,7 @@ class Calls:
 
 
 class Call(NamedTuple):
-    """How one of ``Calls`` crosses."""
+    """Signature of one of ``Calls``: how it crosses."""
 
     arguments: Coder
     result: Coder
@@ -169,13 +170,14 @@ def calls(sampler: Coder, held: Coder, chunk: Coder) -> dict[str, Call]:
 
 
 class Lent:
-    """What the daemon has numbers of, until it has given each back as often as it got it. Safe from any thread."""
+    """Objects that the daemon has numbers of, until it has given each back as often as it got it. Safe from any
+    thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._items: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
-        """By the item's identity."""
+        """Numbers by the item's identity."""
         self._times: dict[int, int] = {}
         self._next = itertools.count()
 

@@ -30,4 +30,4 @@ def _read_sound(value: object, tail: Tail) -> Samples:
 
 SAMPLES = Coder(_write, _read)
 SOUND = Coder(_write, _read_sound)
-"""Of what clients hear."""
+"""Coder of the sounds that clients hear."""

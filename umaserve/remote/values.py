@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Malformed(Exception):
-    """What came is not what its type says."""
+    """Raised where what came is not what its type says."""
 
 
 class Tail:
@@ -48,7 +48,7 @@ class Tail:
 Write = Callable[[Any, list[bytes | memoryview]], Any]
 """Makes JSON of a value, and appends to the tail."""
 Read = Callable[[Any, Tail], Any]
-"""Raises ``Malformed``."""
+"""Reads a value from JSON and the tail. Raises ``Malformed``."""
 
 
 class Coder(NamedTuple):
@@ -119,7 +119,8 @@ class Codec:
         return coder
 
     def _union(self, hints: Sequence[Any]) -> Coder:
-        """``null`` is none, and where there are several others, each value comes with its type's number."""
+        """The coder of a union. ``null`` is none, and where there are several others, each value comes with its type's
+        number."""
         others = [(get_origin(hint) or hint, self.of(hint)) for hint in hints if hint is not types.NoneType]
         optional = len(others) < len(hints)
         ((_, only), *more) = others
@@ -164,7 +165,7 @@ def _items(item: Coder, make: Callable[[Iterable[Any]], Any]) -> Coder:
 
 
 def _one_of(members: Mapping[Any, object]) -> Coder:
-    """``members``: what stands for each value."""
+    """The coder of values from a fixed set. ``members``: what stands for each value."""
     keys = {value: key for key, value in members.items()}
 
     def read(value: Any, _tail: Tail) -> Any:
@@ -217,7 +218,7 @@ def _read_json(value: Any, tail: Tail) -> object:
 
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 _MAX_DIGITS = 64
-"""Of the ids that stand for media, which have up to 39 hexadecimal ones."""
+"""Most digits of the ids that stand for media, which have up to 39 hexadecimal ones."""
 
 
 def _write_integers(value: Sequence[int], _tail: list[bytes | memoryview]) -> list[int | str]:

@@ -19,7 +19,7 @@ class RemoteVoice:
         self.own: Samples | None = None
         """A recording of the default speaker, from before the engine is loaded."""
         self.engine: RemoteEngine | None = None
-        """The present one; ``None`` until it is loaded."""
+        """The present engine; ``None`` until it is loaded."""
 
     @property
     def languages(self) -> Sequence[str]:

@@ -1,5 +1,5 @@
-"""What follows the loss of an engine: the requests that may have caused it run one at a time, alone, until they are
-past that place. Whoever loses it again fails; the others wait, and lose nothing."""
+"""Isolation of crashes: after the loss of an engine, the requests that may have caused it run one at a time, alone,
+until they are past that place. Whoever loses it again fails; the others wait, and lose nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ log = logging.getLogger(__name__)
 
 MAX_CRASHES = 2
 MAX_KILLS = 2
-"""Another program's kill says nothing about a request; so many in a row, without progress in between, do."""
+"""Kills by another program that count as a crash: one says nothing about a request; so many in a row, without progress
+in between, do."""
 TOKENS = 3
-"""After so many more tokens a request is past the place: those of the tick that was lost and of the one behind it."""
+"""Tokens after which a request is past the place: those of the tick that was lost and of the one behind it."""
 
 
 def count_loss(in_work: Iterable[Session], *, blamed: bool) -> list[Session]:
@@ -36,13 +37,14 @@ def count_loss(in_work: Iterable[Session], *, blamed: bool) -> list[Session]:
 
 
 class Trials:
-    """``suspects``: as ``count_loss`` returns them."""
+    """Trials of the requests that may have lost an engine: each runs alone. ``suspects``: as ``count_loss`` returns
+    them."""
 
     def __init__(self, sessions: SessionManager, suspects: Iterable[Session] = ()) -> None:
         self._sessions = sessions
         self._suspects: deque[Session] = deque()
         self._waiting: list[Session] = []
-        """Those that may not be prepared yet."""
+        """Sessions that may not be prepared yet."""
         tried = list(suspects)
         for session in sessions.running():
             if session not in tried:
@@ -62,7 +64,7 @@ class Trials:
 
     @property
     def current(self) -> Session | None:
-        """The one that has to run alone now. One that is held is tried when it goes on."""
+        """The session that has to run alone now, if any. One that is held is tried when it goes on."""
         for _ in range(len(self._suspects)):
             session = self._suspects[0]
             if not session.running or len(session.generated) >= session.innocent_at:
@@ -75,7 +77,7 @@ class Trials:
         return None
 
     def may_begin(self, arrived: Iterable[Session]) -> list[Session]:
-        """Which of those that have ``arrived``, now or earlier, may be prepared."""
+        """The sessions that may be prepared, of those that have ``arrived`` now or earlier."""
         self._waiting += arrived
         current = self.current
         if current is None:

@@ -37,7 +37,7 @@ class Encoding:
         self._metrics = metrics
         self._now = clock
         self._chunk: Chunk | None = None
-        """The one that is being encoded."""
+        """The chunk that is being encoded."""
         self._waiting: Sequence[tuple[Session, Chunk]] = ()
         self._turns = Turns()
 
@@ -47,7 +47,7 @@ class Encoding:
 
     @property
     def in_work(self) -> list[Session]:
-        """Those that wait for the chunk that is being encoded now."""
+        """Sessions that wait for the chunk that is being encoded now."""
         return [] if self._chunk is None else self._takers(self._chunk)
 
     def serves(self, session: Session) -> bool:

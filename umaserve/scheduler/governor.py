@@ -29,7 +29,7 @@ from umaserve.system.cores import CoreUse
 LATE_TICKS = 5
 MARGIN = 0.9
 SLOWED = 1.2
-"""Times the reference."""
+"""Slowness above which one thread fewer is first tried, in multiples of the reference."""
 HOPELESS = 2.0
 LIKE_ENOUGH = 1.5
 """The cost model does not learn from ticks slower than this: something else delayed them."""
@@ -58,7 +58,7 @@ class ThreadGovernor:
         self._core_use = core_use
         self._model = CostModel(known)
         self._reference = self._model.cost
-        """Of a tick with all threads, updated at least every ``SOLVED_EVERY`` ticks."""
+        """Cost of a tick with all threads, updated at least every ``SOLVED_EVERY`` ticks."""
         self._ticks = 0
         self._computed_s = 0.0
         self._late: dict[int, deque[float]] = {n: deque(maxlen=LATE_TICKS) for n in range(1, limit + 1)}
@@ -70,14 +70,14 @@ class ThreadGovernor:
 
     @property
     def cost(self) -> Cost:
-        """Of a tick with the present number of threads."""
+        """Cost of a tick with the present number of threads."""
         if self.threads == self._max_threads or not self._late[self.threads]:
             return self._model.cautious
         return self._reference.times(self._slowness(self.threads))
 
     @property
     def learned(self) -> Cost | None:
-        """As in ``CostModel``, with all threads."""
+        """Cost of a tick with all threads, as ``CostModel.learned``."""
         return self._model.learned
 
     def observe(

@@ -11,7 +11,7 @@ from umaserve.scheduler.work import Work
 
 
 class Neighbours:
-    """What each scheduler's model has to run, as of its latest plan."""
+    """Load of each scheduler's model: what it has to run, as of its latest plan."""
 
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
         """``wake`` has all schedulers plan again: one may have left the next tick to another that has no prompts."""
@@ -19,14 +19,14 @@ class Neighbours:
         self._wake = wake
 
     def tell(self, who: object, what: Elsewhere) -> None:
-        """``what``: all that the others have to know of ``who``."""
+        """Set ``what``: all that the others have to know of ``who``."""
         waited = who in self._of and self._of[who].waits
         self._of[who] = what
         if waited and not what.waits:
             self._wake()
 
     def elsewhere(self, who: object) -> Elsewhere:
-        """The sum of all others."""
+        """Sum of the loads of all others."""
         others = [what for other, what in self._of.items() if other is not who]
         return Elsewhere(
             decode_s=sum([one.decode_s for one in others]),
@@ -37,14 +37,15 @@ class Neighbours:
         )
 
     def leave(self, who: object) -> None:
-        """It plans no more."""
+        """Remove ``who``, which plans no more."""
         self._of.pop(who, None)
         self._wake()
 
 
 def seen_elsewhere(snapshot: Snapshot, work: Work, planned_s: float) -> Elsewhere:
-    """What a model is for the others while ``work`` runs, which was planned of ``snapshot`` and takes ``planned_s``. A
-    prompt that gets its last tokens is a stream already: what the others plan now comes before its next token."""
+    """Load of a model as the others see it while ``work`` runs, which was planned of ``snapshot`` and takes
+    ``planned_s``. A prompt that gets its last tokens is a stream already: what the others plan now comes before its
+    next token."""
     sampled = {
         session.id for session, run in zip(work.sessions, work.tick.runs, strict=True) if run.sampler is not None
     }

@@ -26,7 +26,8 @@ from umaserve.sessions.targets import Targets
 from umaserve.sessions.waiting import Why
 
 MAX_SAVING_S = 0.02
-"""Ended sequences are saved beside streams for so long in one tick, or one of them; the others in later ticks."""
+"""Time for saving ended sequences beside streams in one tick, in seconds. One is always saved; the others in later
+ticks."""
 
 DRAFTING_LEARNED = 0.1
 """Weight of the latest tick in the average time for a draft token of the draft model."""
@@ -67,7 +68,7 @@ class Planning:
         self._drafting_s = 0.0
         """Average time for one draft token of the draft model."""
         self.started: list[Session] = []
-        """Those that got a slot by the last plan; their reused tokens are known."""
+        """Sessions that got a slot by the last plan; their reused tokens are known."""
 
     def next(self, cost: Cost, threads: int, alone: Session | None = None) -> Work:
         """The next tick, which may be empty. ``alone``: the only session that it may serve, if there is one."""
@@ -113,7 +114,7 @@ class Planning:
         return next_work(work) if all(map(_goes_on, work.sessions)) else None
 
     def leave(self) -> None:
-        """It plans no more ticks: others' plans do not depend on it any longer."""
+        """Leave the other schedulers: this one plans no more ticks, and their plans do not depend on it any longer."""
         self._neighbours.leave(self)
 
     def preempt(self, session: Session) -> None:
@@ -123,8 +124,8 @@ class Planning:
         self._sessions.preempted(session)
 
     def forget_lost(self, work: Work) -> None:
-        """Sequences of ``work`` could not be saved or restored: drop all cached sequences, and preempt the sessions
-        whose slots were to be loaded."""
+        """Drop all cached sequences, and preempt the sessions whose slots were to be loaded: sequences of ``work``
+        could not be saved or restored."""
         lost = set()
         for move in work.tick.kv_operations:
             match move:
@@ -145,7 +146,7 @@ class Planning:
                     self.preempt(session)
 
     def distrust_all(self) -> None:
-        """The KV cache is in an unknown state: clear all sequences, and preempt all sessions."""
+        """Clear all sequences, and preempt all sessions: the KV cache is in an unknown state."""
         self._slots.distrust_all()
         for session in list(self._slots.holders):
             session.computed = 0
@@ -153,11 +154,11 @@ class Planning:
                 self.preempt(session)
 
     def resize(self, session: Session) -> None:
-        """Its ``max_tokens`` changed: take back cells that it can't need any more."""
+        """Take back cells that a session can't need any more, since its ``max_tokens`` changed."""
         self._promises.cut(session)
 
     def prefilled(self, session: Session) -> None:
-        """More of its prompt is computed: other prompts may reuse it."""
+        """Share a session's prompt as far as it is computed: other prompts may reuse it."""
         whole = session.computed == session.length
         self._slots.share(session, sequence(session)[: session.computed], whole=whole)
 
@@ -263,7 +264,7 @@ class Planning:
         )
 
     def _stream(self, session: Session) -> Stream:
-        """It is promised its next cells first."""
+        """Describe the stream to the policy. Side effects: promises its next KV cells, and sets its draft tokens."""
         request, prepared = session.request, session.prepared
         assert request is not None
         assert prepared is not None

@@ -56,7 +56,7 @@ class Preparing:
         self._speculates = draft_tokens
         self._waiting: list[Session] = []
         self._choices: list[Session] = []
-        """Those whose request is being prepared."""
+        """Sessions whose request is being prepared."""
         self._turns = Turns()
 
     def add(self, sessions: Iterable[Session]) -> None:
@@ -64,7 +64,7 @@ class Preparing:
 
     @property
     def in_work(self) -> Sequence[Session]:
-        """Those whose request is being prepared now."""
+        """Sessions whose request is being prepared now."""
         return self._choices
 
     def serves(self, session: Session) -> bool:
@@ -137,7 +137,8 @@ class Preparing:
         generated: Sequence[int],
         begun: Begun | None,
     ) -> list[Ready]:
-        """On the preparing thread. ``generated``: of the only request; ``begun``: where its text is made again."""
+        """Prepare all choices of a request, on the preparing thread. ``generated``: the tokens of the only request;
+        ``begun``: where its text is made again."""
         (request, *others) = requests
         if self._filter is not None:
             self._filter.check_prompt("\n".join(self._prompt_texts(request)))

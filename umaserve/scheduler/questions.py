@@ -21,7 +21,7 @@ Answered = Callable[[bytes | RequestError], None]
 
 TEXTS_AT_ONCE = 32
 BYTES_AT_ONCE = 4096
-"""Of texts that are embedded together: some 1,000 tokens, after which it is another asker's turn."""
+"""Limit for texts that are embedded together, in bytes: some 1,000 tokens, after which it is another asker's turn."""
 BYTES_OF_TOKEN = 4
 
 _INPUT = re.compile(r"^input(\[0\])?(?=\[|$)")
@@ -47,7 +47,7 @@ class Question:
     taken: int = 0
     """How many of its inputs were taken up to be embedded."""
     vectors: dict[int, Sequence[float]] = field(default_factory=dict)
-    """Of the inputs embedded so far, by their index."""
+    """Vectors of the inputs embedded so far, by their index."""
     tokens: int = 0
 
 
@@ -63,7 +63,7 @@ class Questions:
         self._preparing_media = preparing_media
         self._max_questions = limit
         self._asked: dict[Question, None] = {}
-        """In order."""
+        """Questions that have not ended, in order."""
         self._embedding: deque[Question] = deque()
         """Served in turn, a text of each at a time, so that none waits long for another's texts."""
         self._busy = False
@@ -73,13 +73,14 @@ class Questions:
         return not self._asked
 
     def ask(self, question: Question) -> None:
-        """Raises ``RequestError`` if too many wait."""
+        """Start a question, or raise ``RequestError`` if too many wait."""
         if len(self._asked) >= self._max_questions:
             raise too_many_questions(self._max_questions)
         self._start(question)
 
     def ask_again(self, questions: Iterable[Question]) -> None:
-        """Those that had no answer yet when an earlier engine was lost. One that two were lost with fails."""
+        """Ask again the questions that had no answer yet when an earlier engine was lost. One that two engines were
+        lost with fails."""
         for question in questions:
             if question.crashes >= MAX_CRASHES:
                 problem = "llama.cpp crashed or was killed on this request, also when it ran again"
@@ -90,7 +91,8 @@ class Questions:
                 self._start(question)
 
     def lose_engine(self, *, blamed: bool) -> Sequence[Question]:
-        """The engine was lost. Returns those to be asked again; ``blamed``: as in ``trials.count_loss``."""
+        """Count the loss of the engine, and return the questions to be asked again; ``blamed``: as in
+        ``crash_isolation.count_loss``."""
         left = [question for question in self._asked if not question.forgotten]
         self._asked.clear()
         for question in left:
@@ -110,7 +112,7 @@ class Questions:
             thread.submit(lambda: self._work(question), lambda result: self._end(question, result))
 
     def _work(self, question: Question) -> bytes:
-        """On the preparing thread; rendering a long answer takes its time too."""
+        """Answer a question, on the preparing thread; rendering a long answer takes its time too."""
         question.begun = True
         return b"" if question.forgotten else question.render(self._engine.answer(question.query))
 
@@ -131,7 +133,7 @@ class Questions:
             self._tokenized([self._tokens(text) for text in texts])
 
     def _next_texts(self) -> list[_Text]:
-        """At least one, and no more than are embedded in a moment."""
+        """Texts to embed next: at least one if any waits, and no more than are embedded in a moment."""
         texts: list[_Text] = []
         size = 0
         while self._embedding and len(texts) < TEXTS_AT_ONCE:
@@ -159,7 +161,7 @@ class Questions:
         return texts
 
     def _tokens(self, text: _Text) -> tuple[_Text, TokenIds | Exception]:
-        """On the preparing thread."""
+        """Tokenize a text, on the preparing thread."""
         if isinstance(text.given, TokenIds):
             return text, text.given
         try:
@@ -234,7 +236,7 @@ class Questions:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """One of a question's inputs, in work."""
+    """Input of a question, in work."""
 
     question: Question
     index: int
@@ -247,13 +249,13 @@ class _Text:
 
 
 def too_many_questions(limit: int) -> RequestError:
-    """``limit`` of them wait."""
+    """Error for a question that comes while ``limit`` of them wait."""
     problem = f"{limit} questions wait already; try again later"
     return RequestError(Fault.QUEUE_FULL, "request", problem, retry_after_s=1)
 
 
 def _size(given: str | TokenIds | MixedText | Pair) -> int:
-    """About the bytes of its text."""
+    """Approximate size of an input's text, in bytes."""
     match given:
         case TokenIds():
             return len(given.ids) * BYTES_OF_TOKEN

@@ -46,7 +46,7 @@ class Readiness:
         """Sequences on disk that prompts wait for, with their scopes, as of the last plan."""
 
     def of(self, prefill: Sequence[Session]) -> list[Session]:
-        """Those of ``prefill`` that can start or go on now; sets ``to_encode``."""
+        """Select the sessions of ``prefill`` that can start or go on now; sets ``to_encode``."""
         self._look_up_some([s for s in prefill if s.slot is None and s.looked_at != self._slots.version])
         ready: list[Session] = []
         self.to_encode = []
@@ -102,12 +102,12 @@ class Readiness:
         return *key, session.id
 
     def between_ticks(self) -> None:
-        """No tick with KV operations is under way."""
+        """Start reading from disk what prompts wait for: no tick with KV operations is under way."""
         if self._disk is not None and not self._slots.kv_operations:
             self._disk.between_ticks(self._to_fetch)
 
     def distrust_fetched(self) -> None:
-        """What was read from disk could not be loaded."""
+        """Forget the sequences that were read from disk: a sequence could not be loaded."""
         if self._disk is not None:
             self._disk.distrust_fetched()
 

@@ -1,4 +1,4 @@
-"""What ticks bring to sessions: they begin, go on with their tokens, end, or fail."""
+"""Results of ticks: sessions begin, go on with their tokens, end, or fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from umaserve.sessions.states import State
 
 
 class Results:
-    """Of the ticks of one engine. Only this class adds tokens to answers."""
+    """Applies the tick results of one engine to sessions. Only this class adds tokens to answers."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Results:
         self._shares_prefixes = shared_prefixes
 
     def started(self, session: Session) -> None:
-        """It has got a slot."""
+        """Begin a session that has got a slot, unless it began earlier."""
         if session.started_at is None:
             session.started_at = self._now()
             session.reused = session.computed

@@ -105,7 +105,7 @@ class Scheduler:
         self._submitted: deque[Submitted] = deque()
         """The tick that runs, and perhaps the one after it."""
         self._planned_at = 0
-        """``SessionManager.version`` when the latest was planned."""
+        """``SessionManager.version`` when the latest tick was planned."""
 
     # -- one turn of the loop ------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class Scheduler:
             self._sessions.fail(session, shutting_down())
 
     def put_away(self) -> bool:
-        """Nothing runs any more, nor will: write to disk what was computed. To be called until it is done, which is
+        """Write to disk what was computed: nothing runs any more, nor will. To be called until it is done, which is
         returned."""
         if self._disk is None:
             return True
@@ -201,11 +201,12 @@ class Scheduler:
         return self.idle and self._disk.is_put_away
 
     def leave(self) -> None:
-        """Its engine is lost or closed, and it runs no more ticks: the other schedulers need not mind it any longer."""
+        """Leave the other schedulers, which need not mind this one any longer: its engine is lost or closed, and it
+        runs no more ticks."""
         self._planning.leave()
 
     def shed_caches(self) -> None:
-        """Memory is short: drop cached prefixes and media."""
+        """Drop cached prefixes and media: memory is short."""
         self._slots.forget_cached()
         self._compute.submit(self._engine.shed, lambda _result: None)
 
@@ -289,7 +290,7 @@ class Scheduler:
 
     @property
     def learned_cost(self) -> Cost | None:
-        """What its ticks take with all threads; ``None`` where next to nothing is known."""
+        """Cost of its ticks with all threads; ``None`` where next to nothing is known."""
         return self._governor.learned
 
     @property

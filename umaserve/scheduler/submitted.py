@@ -22,18 +22,19 @@ class Submitted:
         self.continued = False
         """Whether the tick behind it is planned, or can't be."""
         self.begun_at: float | None = None
-        """Of ``time.monotonic``; ``None`` while it waits, and once it has ended."""
+        """Time at which it began, by ``time.monotonic``, in seconds; ``None`` while it waits, and once it has ended."""
         self._before = before
         self._result: TickResult | None = None
         self._unclaimed = [True]
-        """Emptied by the thread that comes first: ``pop`` is atomic."""
+        """Claim on the tick, emptied by the thread that comes first: ``pop`` is atomic."""
 
     def take_back(self) -> bool:
         """Whether it was planned ahead and has not begun; then it never will."""
         return self._before is not None and self._claim()
 
     def run(self, engine: Engine) -> TickResult | None:
-        """On the compute thread; ``None`` if it was taken back, or can't go on as one of its streams has ended."""
+        """Run the tick, on the compute thread; returns ``None`` if it was taken back, or can't go on as one of its
+        streams has ended."""
         if not self._claim():
             return None
         tick = self.work.tick

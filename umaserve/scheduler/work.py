@@ -25,7 +25,7 @@ class Work:
     decode_rows: int
     prefill_rows: int
     scored_rows: int
-    """How many of them give log-probabilities of their prompt."""
+    """How many of the prefill rows give log-probabilities of their prompt."""
     decodes: int
     """How many decodes it takes."""
     cached: int
@@ -102,7 +102,7 @@ def sequence(session: Session) -> Sequence[int]:
 
 
 def _decodes(runs: Sequence[Run]) -> int:
-    """Those of text, and one of each run of media."""
+    """Count the decodes of a tick: those of text, and one of each run of media."""
     return len(decodes(runs, prompts_apart=True)) + sum(run.span is not None for run in runs)
 
 
@@ -118,7 +118,8 @@ def _attended(snapshot: Snapshot, runs: Sequence[Run]) -> int:
 
 
 def _prompts(runs: Sequence[Run]) -> list[Run]:
-    """Those with more than a token and its draft tokens, which are not in the decode of the streams on a CPU."""
+    """Runs of prompts: those with more than a token and its draft tokens, which are not in the decode of the streams on
+    a CPU."""
     return [run for run in runs if len(run.tokens) > 1 + run.draft_tokens]
 
 

@@ -9,23 +9,23 @@ from typing import NamedTuple
 from umaserve.core.events import CacheMiss
 
 RUN = 32
-"""Sequences are nearly the same if so many tokens in a row behind the first difference are in both: without it, they
-would not have to be computed. All common runs of at least 2 * ``RUN`` - 1 tokens are found."""
+"""Tokens in a row behind the first difference that two sequences which are nearly the same have in common: without it,
+they would not have to be computed. All common runs of at least 2 * ``RUN`` - 1 tokens are found."""
 SEARCHED = 512
-"""They are looked for in so many tokens after the difference, and as many before the end."""
+"""Tokens after the difference in which common runs are looked for, and as many before the end."""
 MIN_KINDS = 8
-"""A run has at least so many different tokens: a line of dashes doesn't make two texts alike."""
+"""Least number of different tokens in a run: a line of dashes doesn't make two texts alike."""
 SHOWN = 4
 """Tokens behind the difference that are told as text."""
 SHOWN_BEFORE = 16
-"""Tokens before it."""
+"""Tokens before the difference that are told as text."""
 
 
 class Difference(NamedTuple):
     """The first difference between a prompt and a known sequence."""
 
     at: int
-    """Tokens before it."""
+    """Tokens before the difference."""
     known: tuple[int, ...]
     """The next tokens of the known sequence."""
     known_tokens: int
@@ -45,7 +45,8 @@ def difference(prompt: Sequence[int], known: Sequence[int], common: int) -> Diff
 def cache_miss(
     found: Difference, prompt: Sequence[int], text_of: Callable[[Sequence[int]], str], *, tells_known: bool
 ) -> CacheMiss:
-    """``found`` for the client who sent the prompt. ``tells_known``: this client may read the known sequence."""
+    """Describe ``found`` for the client who sent the prompt. ``tells_known``: this client may read the known
+    sequence."""
 
     def text(tokens: Sequence[int]) -> str:
         return text_of(list(itertools.takewhile(_is_text, tokens)))

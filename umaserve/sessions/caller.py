@@ -1,4 +1,4 @@
-"""Who sends a request."""
+"""The caller: who sends a request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from umaserve.sessions.rates import RateLimits
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends a request, for logs and metrics, and what this caller is granted."""
+    """Sender of a request, for logs and metrics, and what this caller is granted."""
 
     dialect: str
     peer: str
@@ -18,7 +18,7 @@ class Caller:
     priority: Priority = Priority.INTERACTIVE
     """The best class that its requests get."""
     limits: RateLimits | None = None
-    """Its own rate limits; ``None``: the server's."""
+    """Rate limits of its own; ``None``: the server's."""
     several: bool = False
     """Whether these are several clients that can't be told apart, and may not read each other's prompts."""
     operator: bool = False

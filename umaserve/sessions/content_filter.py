@@ -124,7 +124,7 @@ class FilteredStream:
         self._text = ""
         """The last ``CONTEXT`` released characters, and those held back."""
         self._released = 0
-        """Length of the former."""
+        """Length of the released characters in ``_text``."""
         self._matched = False
 
     def push(self, text: str) -> tuple[str, bool]:
@@ -136,7 +136,7 @@ class FilteredStream:
         return self._release(final=False)
 
     def finish(self) -> tuple[str, bool]:
-        """The same for the rest, at the end of the text."""
+        """Release the rest at the end of the text, as ``push``."""
         return self._release(final=True)
 
     def _release(self, *, final: bool) -> tuple[str, bool]:
@@ -154,7 +154,8 @@ class FilteredStream:
 
 
 class ContentFilter:
-    """``patterns`` with their line numbers; raises ``ConfigError``. May be used from several threads."""
+    """Filter of prompts and answers by ``patterns`` with their line numbers; raises ``ConfigError``. May be used from
+    several threads."""
 
     def __init__(self, path: str, patterns: Sequence[tuple[int, str]]) -> None:
         rules: list[_Rule] = []
@@ -181,12 +182,12 @@ class ContentFilter:
         self._rules, self._streamed = other._rules, other._streamed
 
     def check_prompt(self, text: str) -> None:
-        """Raises ``RequestError`` for a match, and for a pattern that takes too long."""
+        """Check a prompt. Raises ``RequestError`` for a match, and for a pattern that takes too long."""
         if any(rule.matches(text) for rule in self._rules):
             raise not_allowed("prompt")
 
     def stream(self) -> FilteredStream:
-        """For one answer."""
+        """Make the filter of one answer."""
         return FilteredStream(self._streamed)
 
 

@@ -20,11 +20,11 @@ Adapters = tuple[tuple[str, float], ...]
 
 
 Sampler = Annotated[object, "sampler"]
-"""What the engine chooses a sequence's tokens with: opaque to all others."""
+"""Sampler of a sequence, with which the engine chooses its tokens: opaque to all others."""
 
 
 class Chunk(Protocol):
-    """What a projector encodes at once: an image, a part of one, or a piece of audio."""
+    """Piece of media that a projector encodes at once: an image, a part of one, or a piece of audio."""
 
     @property
     def encoded(self) -> bool:
@@ -63,14 +63,14 @@ class Prepared:
     """A request made ready to run."""
 
     tokens: Sequence[int]
-    """The prompt's, with ``media_ids`` in ``spans``."""
+    """Tokens of the prompt, with ``media_ids`` in ``spans``."""
     max_tokens: int
     sampler: Sampler
     logprobs: int | None = None
     """Alternatives to report with each token; ``None``: no log-probabilities."""
     adapters: Adapters = ()
     spans: Sequence[Span] = ()
-    """In the order of the prompt, which ends with text."""
+    """Spans of media in the order of the prompt, which ends with text."""
     in_thought: bool | None = None
     """Whether the answer begins inside a thought; ``None``: its text is taken as it is, and has no thoughts."""
     sound_s: float = 0.0
@@ -90,7 +90,7 @@ class Scoring(NamedTuple):
     """The log-probabilities of the tokens that follow each of a run in its prompt, with so many alternatives."""
 
     following: int
-    """What follows the run's last one."""
+    """Token that follows the run's last one."""
     alternatives: int
 
 
@@ -125,15 +125,15 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """First the KV operations in order, then the runs. How many decodes they take is the engine's choice: runs of media
-    are decoded first, one by one, and all streams in one decode."""
+    """Tick of an engine: first the KV operations in order, then the runs. How many decodes they take is the engine's
+    choice: runs of media are decoded first, one by one, and all streams in one decode."""
 
     kv_operations: Sequence[KVOperation]
     runs: Sequence[Run]
     threads: int = 1
     """Compute threads to use."""
     adapters: Adapters = ()
-    """Used by all runs."""
+    """Adapters used by all runs."""
     drafts: Sequence[Draft] = ()
 
 
@@ -151,20 +151,21 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """``tokens``: the sampled tokens of each run, none for a run without a sampler. ``logprobs``: by the index of each
-    run that wants them, one for each sampled token; for a ``Scoring``, one for each token of the run."""
+    """Result of a tick. ``tokens``: the sampled tokens of each run, none for a run without a sampler. ``logprobs``: by
+    the index of each run that wants them, one for each sampled token; for a ``Scoring``, one for each token of the
+    run."""
 
     outcome: Outcome
     tokens: Sequence[Sequence[int]]
     seconds: float
-    """Time for decoding and sampling."""
+    """Time for decoding and sampling, in seconds."""
     logprobs: Mapping[int, Sequence[Logprobs]] = field(default_factory=dict)
     drafted: Sequence[int] = ()
     """How many draft tokens the draft model made for each of the tick's drafts."""
     drafting_s: float = 0.0
-    """Time that it took for them, before the decode."""
+    """Time that the draft model took for them, before the decode, in seconds."""
     moving_s: float = 0.0
-    """Time for the KV operations."""
+    """Time for the KV operations, in seconds."""
     failed: Mapping[int, RequestError] = field(default_factory=dict)
     """The errors of runs whose next token could not be chosen, by the run's index; they have no tokens."""
     late: Collection[int] = ()
@@ -177,9 +178,9 @@ class SavedBytes(NamedTuple):
 
     fixed: int = 0
     each: int = 0
-    """For each token."""
+    """Bytes for each token."""
     last: int = 0
-    """For each of the last ``window`` tokens, besides."""
+    """Bytes for each of the last ``window`` tokens, besides."""
     window: int = 0
 
     def of(self, tokens: int) -> int:
@@ -199,7 +200,7 @@ class Capacity:
     """The longest sequence, prompt and answer together."""
     batch_tokens: int
     threads: int = 1
-    """The most that a tick can use."""
+    """Compute threads that a tick can use, at most."""
     sequences: int = 0
     """Sequences that the KV cache can hold, cached ones included."""
     cached_cells: int = 0
@@ -229,19 +230,19 @@ class Kept:
 
     name: str
     scope: str
-    """Hashed, as ``kvcache.disk_cache`` does it."""
+    """Scope of the sequence, hashed as ``kvcache.disk_cache`` does it."""
     tokens: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What has changed on disk."""
+    """Listing of what has changed on disk."""
 
     new: Sequence[Kept] = ()
     gone: Sequence[str] = ()
-    """Names."""
+    """Names of the sequences that are gone."""
     used_bytes: int = 0
-    """Of all sequences on disk."""
+    """Size of all sequences on disk, in bytes."""
     more: bool = False
     """Whether there are more new ones, for the next listing."""
     errors: int = 0
@@ -257,15 +258,15 @@ class JobQueue(Protocol):
     def submit(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None: ...
 
     def submit_lengthy(self, job: Callable[[YieldPoint], T], done: Callable[[T | BaseException], None]) -> None:
-        """The same for a long job, which calls its argument from time to time to let other jobs run."""
+        """Submit a long job, as ``submit``. The job calls its argument from time to time to let other jobs run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What an engine may take while it loads its model, and after."""
+    """Resources that an engine may take while it loads its model, and after."""
 
     available_bytes: int
-    """Of the box's memory, with what the model's mapped file takes."""
+    """Available memory of the box, in bytes, with what the model's mapped file takes."""
     beside: bool
     """Whether other models run, whose streams loading must not slow down."""
     known_bytes: int = 0
@@ -277,10 +278,10 @@ class EngineLost(Exception):
 
 
 class Engine(Protocol):
-    """What the scheduler needs. ``run``, ``encode``, ``embed`` and ``shed`` are called on the compute thread,
-    ``prepare``, ``prepare_choice`` and ``answer`` on preparing threads (of a few tokens to ``Detokenize`` also on the
-    loop's), ``change`` on the loop's thread while no tick runs, ``look``, ``keep`` and ``fetch`` on a thread for the
-    disk. All may raise ``EngineLost``."""
+    """Interface that the scheduler needs of an engine. ``run``, ``encode``, ``embed`` and ``shed`` are called on the
+    compute thread, ``prepare``, ``prepare_choice`` and ``answer`` on preparing threads (of a few tokens to
+    ``Detokenize`` also on the loop's), ``change`` on the loop's thread while no tick runs, ``look``, ``keep`` and
+    ``fetch`` on a thread for the disk. All may raise ``EngineLost``."""
 
     @property
     def capacity(self) -> Capacity: ...
@@ -308,8 +309,8 @@ class Engine(Protocol):
         which was lost has made for this request, to go on behind them."""
 
     def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
-        """The same for ``request``, which differs in id and seed only from the one that ``first`` was made of. No tick
-        has used ``first`` yet."""
+        """Prepare ``request``, as ``prepare``. It differs in id and seed only from the request that ``first`` was made
+        of. No tick has used ``first`` yet."""
 
     def encode(self, chunk: Chunk, pause: YieldPoint, wanted: Callable[[], bool]) -> None:
         """Encode ``chunk``; stop when it isn't ``wanted`` any more. ``pause`` is called every few milliseconds and may
@@ -324,7 +325,7 @@ class Engine(Protocol):
         """The answer to ``query``, which is not an ``Embed``; raises ``RequestError``."""
 
     def shed(self) -> None:
-        """Memory is short: drop cached media that no request uses."""
+        """Drop cached media that no request uses: memory is short."""
 
     def embed(self, query: Embed, pause: YieldPoint) -> Embedded:
         """The vectors of all inputs; raises ``RequestError``, for instance if the model makes none. ``pause`` is called
@@ -334,7 +335,7 @@ class Engine(Protocol):
         """Do the KV operations of ``tick``, decode its runs and sample their next tokens."""
 
     def look(self) -> Listing:
-        """What has changed on disk since the last call; at first, all that is there."""
+        """List what has changed on disk since the last call; at first, all that is there."""
 
     def keep(
         self,

@@ -26,7 +26,8 @@ MAX_CHANGES = 8
 """Changes to one request that may wait for the end of a tick."""
 
 Admit = Callable[[Caller, int, float], None]
-"""Called with the caller, the length of the queue and the time; raises ``RequestError`` to refuse a request."""
+"""Admission check, called with the caller, the length of the queue and the time; raises ``RequestError`` to refuse a
+request."""
 
 
 @dataclass(slots=True)
@@ -52,7 +53,8 @@ class SessionManager:
         self.holds_back = False
         """Whether new requests wait, since the engine is to make way for another one."""
         self.version = 0
-        """Goes up with whatever may change the next tick: a request is prepared, changes its state or is steered."""
+        """Number that goes up with whatever may change the next tick: a request is prepared, changes its state or is
+        steered."""
         self._ended = ended
         self._admit = admit
         self._now = clock
@@ -125,7 +127,7 @@ class SessionManager:
             self.finish(session, FinishReason.CANCELLED)
 
     def abandon(self, session: Session, end: str = "abandoned") -> None:
-        """End it and drop its outputs: nobody waits for them. ``end`` is the reason, for logs and metrics."""
+        """End a session and drop its outputs: nobody waits for them. ``end`` is the reason, for logs and metrics."""
         left = session.running or bool(session.outbox)
         if not session.ended:
             self._end(session, Event.FINISH)
@@ -156,7 +158,7 @@ class SessionManager:
             self.put(session, Steered(command))
 
     def hold(self, session: Session, why: Hold) -> None:
-        """Compute no more tokens of it until every hold is released."""
+        """Compute no more tokens of a session until every hold is released."""
         if not session.running or (why is Hold.READER and session.state is State.PREFILL):
             return
         if not session.holds:
@@ -180,7 +182,7 @@ class SessionManager:
     def prepared(
         self, session: Session, prepared: Prepared, text: AnswerText, repetition: Repetition | None = None
     ) -> None:
-        """Its prompt can start."""
+        """Record that a session is prepared: its prompt can start."""
         session.prepared, session.text, session.repetition = prepared, text, repetition
         session.prepared_at = self._now() if session.prepared_at is None else session.prepared_at
         self.version += 1
@@ -191,7 +193,8 @@ class SessionManager:
             self._move(session, Event.HOLD)
 
     def preempted(self, session: Session) -> None:
-        """It lost its slot: its tokens are restored, or computed again, when it gets another."""
+        """Have a session that lost its slot wait for another: its tokens are restored, or computed again, when it gets
+        another."""
         self._move(session, Event.PREEMPT)
         session.slot = None
         session.computed = 0
@@ -199,8 +202,8 @@ class SessionManager:
         session.waits_since = self._now()
 
     def start_over(self) -> None:
-        """The engine was lost: all running sessions are prepared and computed again by another one, and go on where
-        they were."""
+        """Start all running sessions over, since the engine was lost: they are prepared and computed again by another
+        one, and go on where they were."""
         for session in self._running.values():
             session.before, session.prepared = session.prepared or session.before, None
             session.follows, session.draft_tokens = None, ()
@@ -260,7 +263,7 @@ class SessionManager:
 
     @property
     def arrived(self) -> Collection[Session]:
-        """What ``take_arrived`` would return if it held nothing back."""
+        """Sessions that ``take_arrived`` would return if it held nothing back."""
         return self._arrived.values()
 
     @property
@@ -278,7 +281,7 @@ class SessionManager:
         return self._running[session_id]
 
     def find(self, session_id: int) -> Session | None:
-        """The same; ``None`` if it has ended."""
+        """The running session of this id; ``None`` if it has ended."""
         return self._running.get(session_id)
 
     def running(self) -> Iterator[Session]:

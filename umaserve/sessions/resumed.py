@@ -11,16 +11,17 @@ from umaserve.sessions.answer_text import AnswerText
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What was done of a request. Times are in seconds since the request, without the time in holds."""
+    """Progress of a request that another process has begun. Times are in seconds since the request, without the time in
+    holds."""
 
     model: str
     """The name of the model that answers it."""
     generated: Sequence[int]
     text: str
-    """What its client was sent, without thoughts where they are told apart."""
+    """Text that its client was sent, without thoughts where they are told apart."""
     thoughts: str
     reused: int
-    """As ``Session.reused``."""
+    """Prompt tokens found in the cache, as ``Session.reused``."""
     paused: bool
     """Whether its client has paused it."""
     took_s: float

@@ -43,9 +43,9 @@ class Session:
     request: Generate | None = None
     prepared: Prepared | None = None
     before: Prepared | None = None
-    """What an engine that was lost had prepared."""
+    """Prepared request of an engine that was lost."""
     begun: Begun | None = None
-    """What another process had done of it."""
+    """Progress of the request in another process."""
     text: AnswerText | None = None
     slot: int | None = None
     cells: int = 0
@@ -71,7 +71,7 @@ class Session:
     draft_tokens: Sequence[int] = ()
     """Draft tokens made from repetition, for the next tick."""
     drafting: Acceptance = field(default_factory=Acceptance)
-    """Of the draft model's draft tokens."""
+    """Acceptance of the draft model's draft tokens."""
     generated: list[int] = field(default_factory=list)
     holds: set[Hold] = field(default_factory=set)
     held_at: float = 0.0
@@ -87,13 +87,13 @@ class Session:
     crashes: int = 0
     """Engines that may have been lost because of it, since it last got past such a place."""
     kills: int = 0
-    """Engines that another program killed while they computed it, since then."""
+    """Engines that another program killed while they computed it, since it last got past such a place."""
     innocent_at: int = 0
-    """The number of its tokens from which on it is past the place where the latest of them was lost."""
+    """Number of its tokens from which on it is past the place where the latest engine was lost."""
     preparing_at: float | None = None
     """When it was first begun to be prepared."""
     prepared_at: float | None = None
-    """When that was done."""
+    """When it was first prepared."""
     started_at: float | None = None
     first_made_at: float | None = None
     last_made_at: float | None = None
@@ -107,7 +107,7 @@ class Session:
 
     @property
     def request_id(self) -> str:
-        """For the log; empty before the request has arrived."""
+        """Id of the request, for the log; empty before the request has arrived."""
         return "" if self.request is None else self.request.id
 
     @property

@@ -92,7 +92,7 @@ def real(unit: str, low: float, high: float) -> Kind[float]:
 
 
 def share() -> Kind[float]:
-    """Of a whole, from 0 to 1."""
+    """A share of a whole, from 0 to 1."""
     return replace(real("share", 0, 1), expected="a share from 0 to 1")
 
 
@@ -183,7 +183,7 @@ def words() -> Kind[tuple[str, ...]]:
 
 
 def addresses() -> Kind[tuple[str, ...]]:
-    """As `words`; each is an `address`."""
+    """Addresses, written as `words`; each is an `address`."""
     return _several(address().check, ", each an address as HOST:PORT")
 
 
@@ -201,7 +201,7 @@ def url(*schemes: str, or_empty: bool = False) -> Kind[str]:
 
 
 def urls(*schemes: str) -> Kind[tuple[str, ...]]:
-    """As `words`; each is a `url`."""
+    """URLs, written as `words`; each is a `url`."""
     return _several(lambda item: _url(item, schemes), f", each {_expected_url(schemes)}")
 
 
@@ -209,7 +209,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def networks() -> Kind[tuple[Network, ...]]:
-    """As `words`; each is an IP address or a network in CIDR notation (RFC 4632 section 3.1)."""
+    """Networks, written as `words`; each is an IP address or a network in CIDR notation (RFC 4632 section 3.1)."""
     return _several(_network, ", each an IP address or a network such as 10.0.0.0/8 or fd00::/8")
 
 

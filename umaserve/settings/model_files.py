@@ -46,7 +46,7 @@ def name_of(path: str) -> str:
 
 
 def quantization(name: str) -> str:
-    """How a model's weights are quantized, as its name says at its end; empty where it doesn't."""
+    """Quantization of a model's weights, as its name says at its end; empty where it doesn't."""
     found = _QUANTIZATION.search(name)
     return found[0][1:] if found else ""
 
@@ -83,8 +83,8 @@ def in_folder(folder: str) -> tuple[list[ModelFile], list[str]]:
 
 
 def changed_at(folder: str) -> Sequence[int]:
-    """When files came into a folder and the folders that it holds, or left them, in ns since 1970; nothing where that
-    can't be read."""
+    """Times when files came into a folder and the folders that it holds, or left them, in ns since 1970; nothing where
+    that can't be read."""
     times = []
     with contextlib.suppress(OSError), os.scandir(folder or os.devnull) as entries:
         times = [os.stat(folder).st_mtime_ns]

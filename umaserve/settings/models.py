@@ -40,7 +40,7 @@ class ModelSpec:
 
     name: str
     config: Config
-    """With which an engine is started for it."""
+    """Settings with which an engine is started for the model."""
     aliases: tuple[str, ...] = ()
     description: str = ""
     pin: bool = False
@@ -50,7 +50,7 @@ class ModelSpec:
     idle_unload: float = 0.0
     """After how many seconds without work it is unloaded; 0: never."""
     size_bytes: int = 0
-    """Of its files; 0 where they can't be read."""
+    """Bytes of the model's files; 0 where they can't be read."""
 
 
 class Catalogue:
@@ -60,7 +60,7 @@ class Catalogue:
         """``strict``: names of no model are refused; otherwise they mean the default one."""
         self.default = default
         self.models = (default, *sorted(others, key=lambda spec: spec.name))
-        """The default one first, the others by name."""
+        """All models, the default one first, the others by name."""
         self._strict = strict
         self._named: dict[str, ModelSpec] = {}
         for spec in self.models:
@@ -209,7 +209,7 @@ def _without_own(config: Config) -> Config:
 
 
 def _with_file_name(spec: ModelSpec, all_: Sequence[ModelSpec]) -> ModelSpec:
-    """With its file's name as one more alias, unless that means another model too."""
+    """The model with its file's name as one more alias, unless that means another model too."""
     name = name_of(spec.config.model)
     meant = [one for one in all_ if name in (one.name, *one.aliases, name_of(one.config.model))]
     if meant != [spec] or not is_name(name) or name in (spec.name, *spec.aliases):

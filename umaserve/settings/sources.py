@@ -128,7 +128,8 @@ class Settings(Generic[C]):
             _add(groups[one.group], one, about)
 
     def add_brief_arguments(self, parser: argparse.ArgumentParser, first: Sequence[str]) -> None:
-        """As `add_arguments`, but the help has the settings ``first`` alone, each in a few words."""
+        """Add the settings' flags, as `add_arguments`, but the help has the settings ``first`` alone, each in a few
+        words."""
         for key in first:
             _add(parser, self.by_key[key], self.by_key[key].help.partition(";")[0])
         self._add_config(parser, "TOML file of settings")
@@ -221,7 +222,7 @@ def _add(to: argparse._ActionsContainer, one: Setting, about: str) -> None:
 
 
 def read_toml(name: str) -> dict[str, Any]:
-    """What a TOML file holds; raises ConfigError."""
+    """Read a TOML file; raises ConfigError."""
     shown = printable(name)
     try:
         with open(name, "rb") as file:

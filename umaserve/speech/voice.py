@@ -11,7 +11,7 @@ import numpy.typing as npt
 from umaserve.system.threads import YieldPoint
 
 SAMPLE_RATE = 24_000
-"""Hertz, of all voices."""
+"""Sample rate of all voices, in hertz."""
 MAX_HEARD_S = 5
 """Most seconds used of a reference recording: llama.cpp encodes it again for each sentence, which takes one core a
 fifth of the recording's duration."""
@@ -28,11 +28,11 @@ class BadReference(SpeechError):
 
 
 class Voice(Protocol):
-    """Used by one thread at a time, never by the event loop's."""
+    """Text-to-speech voice, used by one thread at a time, never by the event loop's."""
 
     @property
     def name(self) -> str:
-        """Of its package, or of its model's file."""
+        """Name of its package, or of its model's file."""
 
     @property
     def languages(self) -> Sequence[str]:

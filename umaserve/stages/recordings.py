@@ -69,7 +69,7 @@ class Recordings:
 
     @property
     def threads(self) -> list[JobThread]:
-        """Its own, to be watched."""
+        """Threads of its own, to be watched."""
         return [] if self._thread is None else [self._thread]
 
     def begin(self, payload: bytes) -> Recording | None:

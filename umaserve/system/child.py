@@ -1,4 +1,4 @@
-"""What a child process begins with, and a file for what it reads and writes."""
+"""First calls of a child process, and a file for what it reads and writes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _watch(parent: int) -> None:
 
 
 def be_killed_first() -> None:
-    """Where memory is short, the kernel is to kill this process and not its parent. Sandboxes may lack the file."""
+    """Have the kernel kill this process and not its parent where memory is short. Sandboxes may lack the file."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 

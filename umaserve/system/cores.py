@@ -29,7 +29,8 @@ def usable_cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
 
 
 def _fast_cores() -> int:
-    """Where there is no affinity: the cores that macOS has for what is urgent, or all. A tick waits for the slowest."""
+    """Number of cores where there is no affinity: those that macOS has for what is urgent, or all. A tick waits for the
+    slowest."""
     return macos.number("hw.perflevel0.physicalcpu") or os.cpu_count() or 1
 
 
@@ -54,7 +55,7 @@ def _quotas(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
 
 
 def processor(proc: Path = PROC) -> str:
-    """What the kernel says of the processor's model (proc(5), cpuinfo), in one line; empty where it can't be read."""
+    """Model of the processor, as the kernel says (proc(5), cpuinfo), in one line; empty where it can't be read."""
     found: dict[str, str] = {}
     for line in _text(proc / "cpuinfo").splitlines():
         key, _, value = line.partition(":")
@@ -90,7 +91,7 @@ class CoreUse(NamedTuple):
 
 
 class CoreCounter:
-    """How the machine's cores were used over the last ``WINDOW_S`` or more, from the kernel's counters (proc(5)).
+    """Counts how the machine's cores were used over the last ``WINDOW_S`` or more, by the kernel's counters (proc(5)).
 
     ``children`` names the processes that compute for this one, and so are no other programs. All others are, also those
     that this one started: they take cores away from its computing.
@@ -108,7 +109,8 @@ class CoreCounter:
         self._use: CoreUse | None = None
 
     def __call__(self) -> CoreUse | None:
-        """``None`` where the kernel's counters can't be read, and until the first ``WINDOW_S`` have passed."""
+        """Use of the cores; ``None`` where the kernel's counters can't be read, and until the first ``WINDOW_S`` have
+        passed."""
         now = self._clock()
         window_s = now - self._read_at
         if window_s >= self.WINDOW_S:

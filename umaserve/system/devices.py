@@ -1,4 +1,4 @@
-"""What of the box's hardware only its files tell: GPUs, and huge pages."""
+"""Hardware of the box that only its files tell of: GPUs, and huge pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a program keeps files that nobody has given it a folder for."""
+"""Folders in which a program keeps files that nobody has given it a folder for."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ PROGRAM = "umaserve"
 
 
 def cache(environ: Mapping[str, str]) -> Path:
-    """For what can be made again. Raises ``OSError`` where the user has no home."""
+    """Folder for what can be made again. Raises ``OSError`` where the user has no home."""
     return _folder(environ, "CACHE_DIRECTORY", "XDG_CACHE_HOME", "~/.cache")
 
 
 def state(environ: Mapping[str, str]) -> Path:
-    """For what was learned, and is to outlive the program. Raises ``OSError`` as ``cache``."""
+    """Folder for what was learned, and is to outlive the program. Raises ``OSError`` as ``cache``."""
     return _folder(environ, "STATE_DIRECTORY", "XDG_STATE_HOME", "~/.local/state")
 
 

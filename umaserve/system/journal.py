@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import TextIO
 
 SOCKET = "/run/systemd/journal/socket"
-"""Where journald takes fields."""
+"""Socket where journald takes fields."""
 _IDENTIFIER = "umaserve"
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
-"""Those of syslog(3), by the least level of Python's records; 7 below."""
+"""Priorities of syslog(3), by the least level of Python's records; 7 below."""
 
 
 def is_journal(stream: TextIO, environment: Mapping[str, str]) -> bool:

@@ -15,7 +15,7 @@ from umaserve.system import journal
 from umaserve.system.terminal import escaped
 
 requests = logging.getLogger("umaserve.requests")
-"""For the lines about single requests, of which there may be far too many to keep."""
+"""Logger for the lines about single requests, of which there may be far too many to keep."""
 
 
 class TextFormatter(logging.Formatter):

@@ -1,5 +1,5 @@
-"""What macOS tells by functions of its C library where Linux has files. Elsewhere there are no such functions, and
-nothing is told."""
+"""Facts that macOS tells by functions of its C library where Linux has files. Elsewhere there are no such functions,
+and nothing is told."""
 
 from __future__ import annotations
 

@@ -16,15 +16,15 @@ PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 
 UNKNOWN_BYTES = sys.maxsize
-"""Where nothing tells how much is available, everything fits."""
+"""Bytes where nothing tells how much is available: everything fits."""
 STALLED_PERCENT = 10.0
 """Memory is short from this share of the last 10 s in which a task waited for memory. A tick waits for its slowest
 thread, so this time delays all streams. It is below 1% normally, and a single slow page doesn't reach the limit."""
 AVAILABLE_SHARE = 0.1
-"""With more than this share available, the waiting task is another program at a limit of its own, which freeing our
-memory wouldn't help."""
+"""Share of memory: with more than this available, the waiting task is another program at a limit of its own, which
+freeing our memory wouldn't help."""
 PRESSED_LEVEL = 2
-"""Of macOS's levels: 1 is normal, 2 a warning, 4 critical."""
+"""Level of macOS from which memory is short: 1 is normal, 2 a warning, 4 critical."""
 USED_SHARE = 0.95
 """Share of a control group's limit. At the limit, the kernel evicts pages of the mapped model; when none are left, it
 kills the process."""
@@ -74,8 +74,8 @@ def mapped_bytes(pids: Iterable[int], proc: Path = PROC) -> int:
 
 
 def killed_for_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """How many programs the kernel has killed for their memory so far: on the box, or where a sandbox hides that, in
-    our control group. 0 where it hides both."""
+    """Number of programs that the kernel has killed for their memory so far: on the box, or where a sandbox hides that,
+    in our control group. 0 where it hides both."""
     texts = [_text(proc / "vmstat")]
     texts += [_text(group / "memory.events") for group in _groups(proc, cgroups)[:1]]
     texts += [_text(group / "memory.oom_control") for group in _groups_v1(proc, cgroups)[:1]]
@@ -155,7 +155,7 @@ def own_group(memberships: str) -> str | None:
 
 
 def own_group_v1(memberships: str) -> str | None:
-    """As ``own_group``, of v1's memory controller."""
+    """The path of the control group of v1's memory controller, as ``own_group``."""
     found = re.search(r"^[0-9]+:(?:[^:\n]*,)?memory(?:,[^:\n]*)?:/(.*)$", memberships, re.MULTILINE)
     return None if found is None else found[1]
 
@@ -194,7 +194,7 @@ def _limit(group: Path, limit_file: str, used_file: str, droppable: str) -> Iter
 
 
 def _bytes(path: Path) -> int | None:
-    """``None`` for "max", and where there is no such file."""
+    """Bytes in a file; ``None`` for "max", and where there is no such file."""
     found = re.fullmatch(r"([0-9]{1,20})\n?", _text(path))
     return None if found is None else int(found[1])
 

@@ -1,4 +1,4 @@
-"""What this system lacks that others have: said once, at the start."""
+"""Facilities that this system lacks and others have: said once, at the start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def missing(proc: Path = Path("/proc")) -> list[str]:
-    """What is done without here, and what that means; empty on Linux."""
+    """Facilities that are done without here, and what that means; empty on Linux."""
     lacks = {
         "affinity (as many threads as cores unless --threads says otherwise)": hasattr(os, "sched_getaffinity"),
         "/proc (what other programs take of the cores is not known)": _readable(proc / "stat"),

@@ -1,4 +1,4 @@
-"""Who listens at an address of this box."""
+"""Listeners at an address of this box."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def holder(port: int, proc: Path = PROC) -> Holder | None:
-    """Who listens on a TCP port, as far as this user may see it (proc(5))."""
+    """The process that listens on a TCP port, as far as this user may see it (proc(5))."""
     wanted = {f"socket:[{inode}]" for name in ("tcp", "tcp6") for inode in _inodes(proc / "net" / name, port)}
     for process in proc.glob("[0-9]*"):
         # Others end meanwhile, or belong to another user.

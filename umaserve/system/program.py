@@ -32,7 +32,7 @@ class ProgramError(Exception):
 
 
 class ProgramStopped(ProgramError):
-    """It was killed or took too long, through no fault of its own: another time it may succeed."""
+    """The program was killed or took too long, through no fault of its own: another time it may succeed."""
 
 
 class Cancelled(Exception):
@@ -93,8 +93,8 @@ def running(module: str, parent: int, proc: Path = PROC) -> list[int]:
 
 
 def begin(*, nice: int = 0) -> None:
-    """For the program itself, as its first call: it is killed when its parent ends, and first where memory is short,
-    and leaves no core dump. ``nice`` is as in nice(1)."""
+    """Prepare the program itself, as its first call: it is killed when its parent ends, and first where memory is
+    short, and leaves no core dump. ``nice`` is as in nice(1)."""
     child.end_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Sandboxes may lack the call.
@@ -104,8 +104,8 @@ def begin(*, nice: int = 0) -> None:
 
 
 def confine(max_bytes: int) -> None:
-    """For a program that ends with its input, as its first call: it has at most so much address space, where the kernel
-    takes such a limit, is killed first where memory is short, and leaves no core dump."""
+    """Confine a program that ends with its input, as its first call: it has at most so much address space, where the
+    kernel takes such a limit, is killed first where memory is short, and leaves no core dump."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if child.memory_can_be_limited():
         resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))

@@ -39,7 +39,7 @@ class _Early:
 
 
 def handle_early() -> None:
-    """Until ``Signals.handle``, which reads files again if a SIGHUP came before it, SIGTERM ends the program."""
+    """Have SIGTERM end the program until ``Signals.handle``, which reads files again if a SIGHUP came before it."""
     if threading.current_thread() is threading.main_thread():
         early = _Early()
         for number in (signal.SIGTERM, signal.SIGHUP):

@@ -83,7 +83,7 @@ def watchdog_interval() -> float | None:
 def feed_watchdog(
     call_later: Callable[[float, Callable[[], None]], object], stuck: Callable[[], Collection[str]]
 ) -> None:
-    """Where the manager has a watchdog, send ``WATCHDOG=1`` from a timer of the loop, except while ``stuck`` names
+    """Send ``WATCHDOG=1`` from a timer of the loop where the manager has a watchdog, except while ``stuck`` names
     threads: a hung loop or thread stops it. Raises ConfigError as `watchdog_interval`."""
     interval = watchdog_interval()
     if interval is not None:

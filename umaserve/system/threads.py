@@ -30,9 +30,9 @@ MAX_JOB_S = 600.0
 """The default limit of a job's time: longer than any working resolver or disk takes."""
 
 SWITCH_S = 0.0005
-"""For ``sys.setswitchinterval``: after which a thread that waits for Python's lock asks for it. The loop gives it up in
-each system call, and each time waits while another thread decodes media, say: with Python's 5 ms a turn took 50 to
-80."""
+"""Seconds for ``sys.setswitchinterval``, after which a thread that waits for Python's lock asks for it. The loop gives
+it up in each system call, and each time waits while another thread decodes media, say: with Python's 5 ms a turn took
+50 to 80."""
 
 DISK_NICE = 10
 """The niceness of a thread that reads and writes what others computed."""
@@ -76,7 +76,7 @@ class JobThread:
         self.max_s = max_s
         self._urgent = urgent
         self._begun = threading.Lock()
-        """Released when a job begins."""
+        """Lock that is released when a job begins."""
         self._clock = clock
         self._advanced_at: float | None = None
         """When the current job began or last paused; ``None`` while there is none."""
@@ -98,7 +98,7 @@ class JobThread:
             self._begun.acquire(timeout=MAX_HANDOVER_S)
 
     def submit_lengthy(self, job: Callable[[YieldPoint], T], done: Callable[[T | BaseException], None]) -> None:
-        """As ``submit``, for a long job: it calls its argument every few milliseconds, and that call runs the jobs
+        """Submit a long job, as ``submit``: it calls its argument every few milliseconds, and that call runs the jobs
         submitted meanwhile, except lengthy ones."""
         self._lengthy.append((job, done))
         self._jobs.put(None)
@@ -114,7 +114,7 @@ class JobThread:
             done(result)
 
     def stuck_s(self) -> float | None:
-        """For how many seconds the current job has not advanced, where that exceeds ``max_s``; else ``None``."""
+        """Seconds for which the current job has not advanced, where that exceeds ``max_s``; else ``None``."""
         since = self._advanced_at
         if since is None or (seconds := self._clock() - since) <= self.max_s:
             return None
@@ -196,8 +196,8 @@ def own_switches() -> int:
 
 
 def switches_of(pid: int, proc: Path = PROC) -> int:
-    """The same of the threads that another process has now (proc(5), status). Raises ``OSError`` where they can't be
-    read."""
+    """Voluntary context switches so far of the threads that another process has now (proc(5), status). Raises
+    ``OSError`` where they can't be read."""
     return sum(_switches(task / "status") for task in (proc / str(pid) / "task").iterdir())
 
 
@@ -218,7 +218,7 @@ class ThreadWatch:
         self._logged: set[str] = set()
 
     def stuck(self) -> dict[str, float]:
-        """For each stuck thread, by name, for how many seconds it has not advanced."""
+        """Seconds for which each stuck thread has not advanced, by its name."""
         stuck = {thread.name: seconds for thread in self._threads if (seconds := thread.stuck_s()) is not None}
         for name in stuck.keys() - self._logged:
             log.error("the %s thread has not advanced for %d s: restart the program if it stays so", name, stuck[name])

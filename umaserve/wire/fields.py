@@ -17,7 +17,8 @@ from umaserve.wire.long_texts import as_string, put_back, take_out
 T = TypeVar("T")
 
 MAX_VALUES = 1_000_000
-"""Of a client's JSON: a message of an image's size that is full of empty arrays would block the loop for seconds."""
+"""The most values in a client's JSON: a message of an image's size that is full of empty arrays would block the loop
+for seconds."""
 MAX_INTEGER = 2**63 - 1
 """The largest number that C and JSON libraries take: a client's 1e308 is a whole number for Python."""
 MAX_KEYS = 100_000

@@ -25,7 +25,7 @@ _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
 class Phase(enum.Enum):
-    """What the codec waits for."""
+    """Phase of the codec: what it waits for."""
 
     IDLE = enum.auto()
     """Nothing of the next request has arrived."""
@@ -34,7 +34,7 @@ class Phase(enum.Enum):
     RESPONSE = enum.auto()
     """A request was returned, and its response is not complete."""
     LAST_RESPONSE = enum.auto()
-    """As ``RESPONSE``, for a request that was refused, or answered before it was whole. Nothing more is read."""
+    """A request was refused, or answered before it was whole; the rest is as in ``RESPONSE``. Nothing more is read."""
     CLOSED = enum.auto()
     """No more requests."""
 

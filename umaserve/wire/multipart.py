@@ -20,7 +20,7 @@ MAX_PARTS = 64
 MAX_PART_HEADERS = 8
 MAX_HEAD_BYTES = 4096
 MAX_BOUNDARY_BYTES = 70
-"""By RFC 2046, section 5.1.1."""
+"""Bytes of a boundary by RFC 2046, section 5.1.1."""
 
 # It would log a warning about each malformed body; the client gets an error.
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)

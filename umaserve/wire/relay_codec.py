@@ -41,11 +41,11 @@ MAX_HEADERS = 256
 MAX_HEADER_BYTES = 64 * 1024
 MAX_PATH_BYTES = 8 * 1024
 MAX_TEXT_BYTES = 64 * 1024
-"""Of an error's message or a reason."""
+"""Bytes of an error's message or a reason."""
 MAX_CONCURRENT = 65536
 MAX_LOAD = 2**31
 MAX_COUNT = 2**53
-"""Of tokens and of milliseconds: the largest integer that every JSON reader keeps exactly."""
+"""Largest number of tokens and of milliseconds: the largest integer that every JSON reader keeps exactly."""
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 FLOW, WEBSOCKET, BYTES, FORMS = "flow", "websocket", "bytes", "forms"
-"""What a relay and a worker may agree on at registration beyond the contract: ``Flow``, WebSocket messages, and bodies
-of replies and of requests that are not text."""
+"""Features that a relay and a worker may agree on at registration beyond the contract: ``Flow``, WebSocket messages,
+and bodies of replies and of requests that are not text."""
 
 # -- from the worker ---------------------------------------------------------------------------------------------------
 
@@ -24,7 +24,7 @@ class Register:
     current_load: int = 0
     features: tuple[str, ...] = ()
     instance: str | None = None
-    """The same at all relays that this worker is connected to, and no other worker's; beyond the contract."""
+    """Id of the worker, the same at all relays that it is connected to, and no other worker's; beyond the contract."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What types of values a JSON schema allows."""
+"""Types of values that a JSON schema allows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def resolved(schema: Any, root: dict[str, Any]) -> Any:
 
 
 def _referred(reference: object, root: dict[str, Any]) -> Any:
-    """What a JSON pointer (RFC 6901) within the schema points to; ``None`` for anything else."""
+    """The part of the schema that a JSON pointer (RFC 6901) within it points to; ``None`` for anything else."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     found: Any = root

@@ -50,12 +50,12 @@ class State(enum.Enum):
     LOST = enum.auto()
     """The input ended without a close frame."""
     ENDED = enum.auto()
-    """We closed, and the peer didn't answer with a close frame."""
+    """Our close frame was made, and the peer didn't answer with one."""
 
 
 class _Event(enum.Enum):
     CLOSE = enum.auto()
-    """We make a close frame."""
+    """Our close frame is made."""
     PEER_CLOSE = enum.auto()
     MISTAKE = enum.auto()
     END_OF_INPUT = enum.auto()
@@ -105,7 +105,8 @@ class WebSocketCodec:
         """Whether the last call stopped at its work limit, not for lack of bytes: call again in a later turn."""
         self.state = State.OPEN
         self.close_code: int | None = None
-        """From the peer's close frame, as ``close_reason``; ``NO_STATUS_RCVD`` if it has no code (RFC 6455 7.1.5)."""
+        """Code from the peer's close frame, as ``close_reason``; ``NO_STATUS_RCVD`` if it has no code (RFC 6455
+        7.1.5)."""
         self.close_reason = ""
         self.mistake: RequestError | None = None
         """The peer's mistake, until ``explain`` or ``take_output`` is called."""

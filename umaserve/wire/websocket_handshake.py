@@ -12,7 +12,7 @@ from umaserve.wire.http_head import Headers, Refusal, Request, parse_field, show
 
 VERSION = "13"
 MAX_ANSWER_BYTES = 16 * 1024
-"""Of the head of a server's response to a handshake."""
+"""Bytes of the head of a server's response to a handshake."""
 
 _KEY = re.compile(r"[A-Za-z0-9+/]{22}==")
 _TOKEN_CHAR = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]"

@@ -15,13 +15,13 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, parse_json, string
 
 VERSION = "1.10.0"
-"""Of the package whose events these are."""
+"""Version of the package whose events these are."""
 MAX_TYPE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``data`` is JSON; ``payload`` is mostly sound."""
+    """An event; ``data`` is JSON, ``payload`` is mostly sound."""
 
     type: str
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class WyomingCodec:
         )
 
     def _length(self, header: Fields, key: str, before: int) -> int:
-        """How long a part is that follows ``before`` bytes of its event."""
+        """Length of a part that follows ``before`` bytes of its event."""
         length = header.integer(key, 0) or 0
         if before + length > self._max:
             expected = f"expected at most {self._max - before}, so that the event has at most {self._max} bytes"

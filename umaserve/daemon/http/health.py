@@ -15,7 +15,7 @@ before the engine is ended for it (``--engine-timeout``)."""
 
 
 def health(services: Services) -> tuple[int, bytes]:
-    """As llama-server's ``/health``: status and body."""
+    """Health of the server, as llama-server's ``/health`` tells it: status and body."""
     info = services.models.default.info
     if info is None:
         return _not("loading", "model: it is being loaded")

@@ -14,8 +14,8 @@ from umaserve.sessions.caller import Caller
 
 
 class KeptExchange(TextExchange):
-    """As ``TextExchange``. A body that goes on in the background is replied to at once, and a lost connection is none
-    of its concerns."""
+    """Exchange for a response that is kept, as ``TextExchange``. A body that goes on in the background is replied to at
+    once, and a lost connection is none of its concerns."""
 
     def __init__(
         self,
@@ -54,17 +54,17 @@ class _Nobody:
         self._fail = fail
 
     def respond(self, status: int, headers: Sequence[tuple[str, str]], body: bytes) -> None:
-        """The body is kept."""
+        """Do nothing: the body is kept."""
 
     def begin(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
-        """A response in the background isn't streamed."""
+        """Do nothing: a response in the background isn't streamed."""
 
     def write(self, data: bytes) -> None:
-        """Nothing is streamed."""
+        """Do nothing: nothing is streamed."""
 
     def end(self) -> None:
-        """Nothing was begun."""
+        """Do nothing: nothing was begun."""
 
     def abort(self) -> None:
-        """After a bug of ours."""
+        """Fail the response, after a bug of ours."""
         self._fail(0, RequestError(Fault.DECODE_FAILED, "request", "the server failed; its log says why"))

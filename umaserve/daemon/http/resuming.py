@@ -15,7 +15,7 @@ MISSED_PER_TURN = 64
 
 
 class ResumableConnection(WebSocketConnection):
-    """Its dialect is a ``ResumableDialect``."""
+    """WebSocket connection whose dialect is a ``ResumableDialect``."""
 
     _dialect: ResumableDialect
     _explains = False  # Its contract's errors are of requests, and the connection goes on after them.
@@ -51,7 +51,7 @@ class ResumableConnection(WebSocketConnection):
             self._services.detached.watch(request_id, self._caller.tenant, self.channel.abort, self._restart)
 
     def _restart(self) -> None:
-        """The daemon ends: the next one has what the client has not got yet."""
+        """Part from the client, as the daemon ends: the next one has what the client has not got yet."""
         owes = not self._dialect.finished or bool(self.channel.queued)
         if owes and self._services.detached.can_leave(self._dialect, self._session):
             self._part(lost=True)

@@ -1,4 +1,5 @@
-"""Those who look at the box: each gets the same event every second. Without them nothing is made."""
+"""Stream of the box's status: each client that looks at it gets the same event every second. Without clients nothing is
+made."""
 
 from __future__ import annotations
 
@@ -35,21 +36,21 @@ class Watcher:
             self._connection.write(event)
 
     def release(self) -> None:
-        """The next event is a whole one."""
+        """Do nothing: the next event is a whole one."""
 
     def abandon(self) -> None:
         self._left(self)
 
 
 class Watchers:
-    """All of them."""
+    """All clients that look at the box."""
 
     def __init__(self, loop: Loop, box: Box) -> None:
         self._loop = loop
         self._box = box
         self._watchers: set[Watcher] = set()
         self._event = b""
-        """The latest one, for those who come before the next."""
+        """The latest event, for those who come before the next."""
         self._timer: Timer | None = None
 
     def add(self, connection: HttpConnection, may_look: Callable[[], bool]) -> None:

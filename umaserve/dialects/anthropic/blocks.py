@@ -12,7 +12,7 @@ from umaserve.wire.cut_json import whole_members
 Event = dict[str, Any]
 
 SIGNATURE = "dW1hc2VydmU="
-"""Of all thoughts: programs want one and send it back, and here none is checked."""
+"""Signature of all thoughts: programs want one and send it back, and here none is checked."""
 
 
 @dataclass(slots=True)

@@ -146,7 +146,8 @@ class MessageBody:
 
 
 def _usage(usage: Usage) -> dict[str, int]:
-    """In Anthropic's API the input's tokens are those that were neither read from a cache nor written to one."""
+    """Usage as in Anthropic's API: the input's tokens are those that were neither read from a cache nor written to
+    one."""
     return {
         "input_tokens": usage.prompt_tokens - usage.prefix_reused_tokens,
         "cache_creation_input_tokens": 0,

@@ -21,7 +21,7 @@ PATH = "/v1/models"
 MAX_LIMIT = 1000
 _CURSORS = ("before_id", "after_id")
 _ALIASES = "claude"
-"""How names begin that programs know, and that stand for the default model."""
+"""Beginning of names that programs know, and that stand for the default model."""
 
 
 def models(facts: Facts, request: Request) -> tuple[int, str, bytes]:

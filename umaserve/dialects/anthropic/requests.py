@@ -66,7 +66,7 @@ def count_request(body: bytes, limits: RequestLimits) -> CountPrompt:
 
 
 def conversation(fields: Fields, limits: RequestLimits, new_id: str) -> Generate:
-    """What of a request makes its prompt."""
+    """The part of a request that makes its prompt."""
     thinks, budget = _thinking(fields)
     offered, must_call, several = chosen_tools(fields, tools(fields, limits))
     return Generate(
@@ -100,7 +100,8 @@ def _template_kwargs(fields: Fields) -> dict[str, object]:
 
 
 def _sampling(fields: Fields, *, must_call: bool) -> Sampling:
-    """With the grammar of answers in words: ``output_config.format``, or by its earlier name ``output_format``."""
+    """Sampling with the grammar of answers in words: ``output_config.format``, or by its earlier name
+    ``output_format``."""
     chosen = sampling(fields, DEFAULTS)
     config = fields.object("output_config") or Fields({})
     formats = (config.object("format"), fields.object("output_format"))

@@ -12,13 +12,13 @@ from umaserve.wire.fields import Fields, array, bad_request, dump_capped, media_
 
 MAX_BLOCKS = 1024
 MAX_INPUT_BYTES = 2**30
-"""Of a call's input. All messages together are limited by ``max_prompt_bytes``."""
+"""Bytes of a call's input. All messages together are limited by ``max_prompt_bytes``."""
 MAX_MEDIA_TYPE_BYTES = 64
 MAX_TITLE_BYTES = 4096
 BILLING_HEADER = "x-anthropic-billing-header:"
-"""How a line of the system text begins that some agents send, with a value that is new in each turn."""
+"""Beginning of a line of the system text that some agents send, with a value that is new in each turn."""
 _BETWEEN = "\n\n"
-"""Between two texts of a message, which are paragraphs of their own."""
+"""Separator of two texts of a message, which are paragraphs of their own."""
 
 Part = str | Media
 
@@ -102,7 +102,7 @@ def _turn(role: str, parts: Sequence[Part]) -> ChatTurn:
 
 
 def _result(block: Fields) -> ChatTurn:
-    """What a tool gave back; chat templates have no place for ``is_error``, so the text says it."""
+    """The turn of what a tool gave back; chat templates have no place for ``is_error``, so the text says it."""
     call_id = string(block.values.get("tool_use_id"), block.name("tool_use_id"), max_bytes=MAX_ID_BYTES)
     value = block.values.get("content")
     parts: list[Part] = ["Error:"] if block.boolean("is_error", False) else []

@@ -89,7 +89,7 @@ class ChatDialect:
         return self._answer.send(output)
 
     def refuse(self, error: RequestError) -> Reply:
-        """As ``fail``: the error also ends a running request."""
+        """The error message, as ``fail``: the error also ends a running request."""
         return self.fail(error)
 
     def fail(self, error: RequestError) -> Reply:

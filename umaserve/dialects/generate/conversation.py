@@ -79,7 +79,7 @@ class GenerateDialect:
 
     @property
     def kept(self) -> Kept | None:
-        """As ``Generation.kept``, of the current or last generation."""
+        """State of the current or last generation, as ``Generation.kept``."""
         return None if self._generation is None else self._generation.kept
 
     def take_over(self, kept: Kept) -> None:

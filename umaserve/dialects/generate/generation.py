@@ -64,17 +64,17 @@ TOKEN_BYTES, SCORED_BYTES, BIAS_BYTES = 256, 192, 128
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What another process needs to replay a generation, and to go on with it."""
+    """State of a generation that another process needs to replay it, and to go on with it."""
 
     request: Generate
     options: Options
     text: str
-    """Without the echoed prompt."""
+    """The text, without the echoed prompt."""
     thoughts: str
     tokens: tuple[Token, ...] | None
-    """``None``: its messages need none."""
+    """The tokens; ``None``: the generation's messages need none."""
     ending: tuple[bytes, ...]
-    """Its last messages, if it has ended."""
+    """The last messages of the generation, if it has ended."""
 
 
 class Generation:
@@ -87,7 +87,7 @@ class Generation:
         self, request: Generate, options: Options, model: Callable[[str], ModelInfo | None], *, keep_tokens: bool
     ) -> None:
         self.request = request.with_small_media()
-        """As received, with the modifications that are in effect."""
+        """The request as received, with the modifications that are in effect."""
         self.lacks_media = request.has_media and not self.request.has_media
         """Whether it can't be asked for again, since its media were too large to be kept."""
         self.options = options
@@ -105,7 +105,7 @@ class Generation:
 
     @classmethod
     def again(cls, kept: Kept, model: Callable[[str], ModelInfo | None]) -> Generation:
-        """One that another process kept."""
+        """Make a generation that another process kept."""
         generation = cls(kept.request, kept.options, model, keep_tokens=kept.tokens is not None)
         generation._text += kept.text
         generation._thoughts = kept.thoughts

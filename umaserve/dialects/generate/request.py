@@ -46,7 +46,7 @@ PARAMETERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a generation's messages contain."""
+    """Options of a generation's messages: what they contain."""
 
     stream: bool
     echo_prompt: bool
@@ -54,7 +54,7 @@ class Options:
     include_timing: bool
     include_generated_text: bool
     reasoning: str
-    """One of ``REASONING``."""
+    """Form of the thoughts, one of ``REASONING``."""
 
 
 def read_config(
@@ -68,7 +68,7 @@ def read_config(
 def read_body(
     fields: Fields, limits: RequestLimits, models: Sequence[ListedModel], request_id: str
 ) -> tuple[Generate, Options]:
-    """As ``read_config``, in a REST body. Parameters are at the top level; ``parameters`` and
+    """Read a request from a REST body, as ``read_config``. Parameters are at the top level; ``parameters`` and
     ``options`` take precedence over them."""
     request, options = _read(fields, limits, models, request_id, stream=fields.boolean("stream", False))
     request = with_parameters(request, fields, limits)

@@ -42,7 +42,7 @@ NO_SLOT = -1
 
 @dataclass(slots=True)
 class _Answer:
-    """What has come of one answer."""
+    """The parts of one answer that have come so far."""
 
     request: Generate
     text: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ class _Answer:
             self.scores.append(token.logprobs)
 
     def timings(self, now_s: float) -> dict[str, float]:
-        """Of the answer so far; ``now_s``: seconds since the request."""
+        """Timings of the answer so far; ``now_s``: seconds since the request."""
         usage = Usage(self.prefilled.input_tokens, len(self.tokens), self.prefilled.reused_tokens)
         return timings(usage, Timing(self.prefilled.started_s, self.first_token_s, now_s))
 
@@ -239,7 +239,7 @@ def _scores(scores: Logprobs, request: Generate) -> dict[str, Any]:
 
 
 def _scored(scored: Scored, after: bool) -> dict[str, Any]:
-    """``after``: with its probability, else with the logarithm."""
+    """Convert a scored token; ``after``: with its probability, else with the logarithm."""
     return {
         "id": scored.token_id,
         "token": scored.piece.decode(errors="ignore"),

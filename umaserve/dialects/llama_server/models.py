@@ -6,7 +6,7 @@ from umaserve.dialects.parameters import MAX_ID_BYTES, json_body
 from umaserve.wire.fields import string
 
 SUCCESS = b'{"success":true}'
-"""It has begun: ``GET /models`` says how far it is."""
+"""Body of the answer: the load or unload has begun, and ``GET /models`` says how far it is."""
 
 
 def model_to_move(body: bytes) -> str:

@@ -42,7 +42,7 @@ _WITHOUT: Mapping[str, Mapping[str, float]] = {
     "min_p": {"min_p": 0.0},
     "temperature": {"temperature": 1.0},
 }
-"""This server's samplers, each with the parameters that turn it off."""
+"""Samplers of this server, each with the parameters that turn it off."""
 _LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
 _ALIASES = {"topk": "top_k", "topp": "top_p", "nucleus": "top_p", "minp": "min_p", "temp": "temperature"}
 
@@ -53,7 +53,7 @@ class NativeRequest:
 
     choices: tuple[Generate, ...]
     n_predict: int
-    """As the client wants it; -1: up to the context's end."""
+    """Limit of the answer in tokens, as the client wants it; -1: up to the context's end."""
     samplers: tuple[str, ...] = SAMPLERS
     stream: bool = False
     return_tokens: bool = False
@@ -114,7 +114,7 @@ def _described(fields: Fields, choices: tuple[Generate, ...]) -> NativeRequest:
 
 
 def _parameters(fields: Fields, limits: RequestLimits, new_id: str) -> Generate:
-    """All of a request but its prompt."""
+    """Parse all of a request but its prompt."""
     n_predict = _n_predict(fields)
     probs = [fields.integer(key, 0, MAX_PROBS) for key in ("n_probs", "logprobs")]
     request = Generate(

@@ -23,7 +23,7 @@ from umaserve.dialects.ollama.requests import TextRequest, chat_request, generat
 
 LINES = "application/x-ndjson"
 MIN_LOGPROB = -9999.0
-"""For "very unlikely"; JSON has no infinity."""
+"""Stands for "very unlikely"; JSON has no infinity."""
 
 Call = dict[str, Any]
 
@@ -35,7 +35,7 @@ def line(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one output adds to an answer."""
+    """The part that one output adds to an answer."""
 
     text: str = ""
     thoughts: str = ""
@@ -44,7 +44,7 @@ class Piece:
 
 
 class _TextBody(ABC):
-    """What chats and generations share: the pieces of one answer, its end, and the objects around them."""
+    """Base of chats and generations: the pieces of one answer, its end, and the objects around them."""
 
     stream_type = LINES
     whole_type = JSON

@@ -30,7 +30,7 @@ _UNKNOWN: dict[str, Any] = {
 API_VERSION = "0.12.6"
 """The version of Ollama whose API this is: clients compare it with the one in which what they use came up."""
 NEVER = "9999-12-31T23:59:59Z"
-"""When the model will be unloaded."""
+"""Time when the model will be unloaded."""
 
 
 def full_name(info: ModelInfo) -> str:
@@ -106,7 +106,7 @@ def _properties(info: ModelInfo) -> dict[str, Any]:
 
 
 def capabilities(info: ModelInfo) -> list[str]:
-    """What the model can do here, by Ollama's names."""
+    """Capabilities of the model here, by Ollama's names."""
     able = {
         "completion": True,
         "tools": info.chat_template is not None,
@@ -173,7 +173,7 @@ def _rounded(number: int) -> str:
 
 
 def _since(facts: Facts) -> str:
-    """When the daemon started: when the file was made is not for clients."""
+    """Time when the daemon started: when the file was made is not for clients."""
     return _at(facts.started_at)
 
 

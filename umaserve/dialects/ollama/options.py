@@ -14,7 +14,7 @@ from umaserve.dialects.parameters import RequestLimits, sampling, stops, within_
 from umaserve.wire.fields import Fields, bad_request, out_of_range
 
 DEFAULTS = Sampling(temperature=0.8, top_k=40, top_p=0.9, min_p=0.0, repeat_penalty=1.1)
-"""Those that Ollama documents."""
+"""Defaults that Ollama documents."""
 MAX_TOP_LOGPROBS = 20
 LEVELS = ("low", "medium", "high")
 MAX_WHOLE = 2**31 - 1
@@ -34,12 +34,12 @@ _SWITCHES = (
     "embedding_only",
     "penalize_newline",
 )
-"""With the whole numbers above: options for loading a model. It is loaded already, so they are checked but not used."""
+"""Options for loading a model, with the whole numbers above. It is loaded already, so they are checked but not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What ``options`` and ``format`` say of an answer."""
+    """Options of an answer, from ``options`` and ``format``."""
 
     sampling: Sampling
     max_tokens: int | None

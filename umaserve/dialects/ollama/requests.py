@@ -97,7 +97,8 @@ def _asked(fields: Fields, limits: RequestLimits, info: ModelInfo | None, reques
 
 
 def _unbound(chosen: Sampling) -> Sampling:
-    """For a required call: without ``format``, which is that of answers in words. Raises for another grammar."""
+    """Sampling for a required call: without ``format``, which is that of answers in words. Raises for another
+    grammar."""
     if chosen.grammar is not None and chosen.grammar.field != "format":
         problem = f"expected no required call where {chosen.grammar.field} is given, got both"
         raise RequestError(Fault.BAD_REQUEST, "tool_choice", problem)

@@ -19,7 +19,7 @@ _UNPADDED = 6
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one output adds to a choice."""
+    """The part that one output adds to a choice."""
 
     text: str = ""
     thoughts: str = ""

@@ -41,7 +41,7 @@ Choice = ChatChoice | SpokenChoice | TextChoice
 
 
 class _OpenAIBody:
-    """What chat and text completions share: parallel choices, their ends, and the object around them."""
+    """Base of chat and text completions: parallel choices, their ends, and the object around them."""
 
     end = SSE_DONE
     stream_type = sse.CONTENT_TYPE
@@ -66,7 +66,7 @@ class _OpenAIBody:
         self._finished: dict[int, Finished] = {}
         self._failed: set[int] = set()
         self._prompts: dict[int, str] = {}
-        """As the model got them, where that is asked for."""
+        """Prompts by choice, as the model got them, where that is asked for."""
         self._head: dict[str, Any] | None = None
 
     @property
@@ -165,7 +165,7 @@ class _OpenAIBody:
         return {"id": self._new_id, "object": kind, "created": self._created, **self._head}
 
     def _verbose(self, index: int) -> dict[str, Any]:
-        """What llama-server tells of a choice where ``verbose`` is true, as far as it isn't told already."""
+        """Fields that llama-server adds to a choice where ``verbose`` is true, as far as they aren't told already."""
         return {"__verbose": {"index": index, "prompt": self._prompts.get(index, "")}} if self._asked.verbose else {}
 
     def _usage(self) -> dict[str, Any]:

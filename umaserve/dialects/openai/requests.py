@@ -213,7 +213,7 @@ def _mixed(items: list[object], path: str, limits: RequestLimits) -> MixedText:
 
 
 def size_of(text: str | TokenIds | MixedText) -> int:
-    """Its bytes; a token id counts as one, since a token is at least one byte."""
+    """Size of a prompt, in bytes; a token id counts as one, since a token is at least one byte."""
     match text:
         case str():
             return len(text.encode())

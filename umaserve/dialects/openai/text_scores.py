@@ -43,7 +43,7 @@ class TextScores:
         self._offset = 0
 
     def of_prompt(self, scores: PromptScores) -> tuple[str, Arrays]:
-        """More of the echoed text, and the arrays' next items."""
+        """The next part of the echoed text, and the arrays' next items."""
         rows: list[tuple[bytes, float | None, dict[str, float] | None]] = []
         if scores.first is not None:
             rows.append((scores.first, None, None))
@@ -71,7 +71,7 @@ class TextScores:
         return rest
 
     def of_answer(self, scores: Logprobs) -> Arrays:
-        """Of a token of the answer. As in OpenAI's API it is among its alternatives."""
+        """Arrays of a token of the answer. As in OpenAI's API it is among its alternatives."""
         offset = self._offset
         # A character split over several tokens counts once, at the token that completes it.
         self._offset += len(self._decoder.decode(scores.chosen.piece))

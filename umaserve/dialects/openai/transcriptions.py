@@ -35,7 +35,7 @@ _UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a form asks for, without the recording."""
+    """Options that a form asks for, without the recording."""
 
     model: str = ""
     file_format: str = "json"
@@ -182,7 +182,7 @@ class _Transcript:
         self._taken = 0
 
     def push(self, token: Token) -> str:
-        """What the token adds to the text."""
+        """The text that the token adds."""
         if token.sampled:
             self.token_ids.append(token.token_id)
         if token.logprobs is not None:

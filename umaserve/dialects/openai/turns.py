@@ -15,17 +15,17 @@ from umaserve.wire.long_texts import as_string
 MAX_PARTS = 256
 MAX_TOOLS = 128
 MAX_ARGUMENTS_BYTES = 256 * 1024
-"""As JSON, for arguments that are an object."""
+"""Bytes of arguments that are an object, as JSON."""
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _NAME = re.compile("[A-Za-z0-9_-]{1,64}")
 DETAILS = ("auto", "high", "low", "original")
-"""Checked but not used: a projector has its own resolution."""
+"""Values of ``detail``, checked but not used: a projector has its own resolution."""
 _RECORDINGS = ("wav", "mp3")
 _DATA_URL = re.compile(r"data:image/[\w.+-]{1,64}(?:;[\w.+-]{1,64}=[^,;]{1,64}){0,8};base64,", re.ASCII | re.IGNORECASE)
 """The beginning of a data: URL (RFC 2397) of an image."""
 _MAX_HEAD = 2048
 BETWEEN = "\n"
-"""Between two texts of a message, as llama-server and vLLM have it."""
+"""Separator of two texts of a message, as llama-server and vLLM have it."""
 NO_PARAMETERS = '{"type":"object","properties":{}}'
 
 
@@ -115,7 +115,7 @@ def _turn(fields: Fields) -> ChatTurn:
 
 
 def _thoughts(fields: Fields) -> str:
-    """What the assistant thought: ``reasoning_content``, which some servers call ``reasoning``."""
+    """Thoughts of the assistant: ``reasoning_content``, which some servers call ``reasoning``."""
     given = (fields.values.get(key) for key in ("reasoning_content", "reasoning"))
     value = next((value for value in given if value is not None), "")
     return string(value, fields.name("reasoning_content"), empty=True)
@@ -154,7 +154,7 @@ def _part(fields: Fields) -> str | Media:
 
 
 def recording(fields: Fields) -> Audio:
-    """What ``input_audio`` holds."""
+    """The recording that ``input_audio`` holds."""
     fields.required_one_of("format", _RECORDINGS)  # Not used further: the decoder detects the format.
     return Audio(media_data(fields.values.get("data"), fields.name("data")), fields.name("data"))
 

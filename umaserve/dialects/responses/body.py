@@ -69,7 +69,7 @@ class ResponseBody:
         self._status = "in_progress"
         self._output = OutputItems(None, {}, self._unique)
         self._ended: dict[str, Any] | None = None
-        """What the end adds to the response."""
+        """Fields that the end adds to the response."""
         self._n_events = 0
 
     @property

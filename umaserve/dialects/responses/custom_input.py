@@ -20,7 +20,7 @@ _CHARACTERS = re.compile(
     """,
     re.VERBOSE,
 )
-"""Of a JSON string, as far as they are complete."""
+"""Characters of a JSON string, as far as they are complete."""
 
 
 def custom_arguments(text: str) -> str:
@@ -37,7 +37,7 @@ class CustomInput:
         self._begun = self._ended = False
 
     def push(self, arguments: str) -> str:
-        """What of the text is new."""
+        """The new part of the text."""
         self._rest += arguments
         if not self._begun and (beginning := _BEGINNING.match(self._rest)) is not None:
             self._begun, self._rest = True, self._rest[beginning.end() :]
@@ -51,8 +51,8 @@ class CustomInput:
         return text
 
     def finish(self, *, whole: bool) -> str:
-        """What of the text is still to come, at the end of the arguments; ``whole``: they weren't cut short. Where
-        there is no such text in them, they are the text themselves."""
+        """The part of the text that is still to come, at the end of the arguments; ``whole``: they weren't cut short.
+        Where there is no such text in them, they are the text themselves."""
         if self._begun or not whole:
             return ""
         value = orjson.loads(self._rest).get(CUSTOM_INPUT)

@@ -21,9 +21,9 @@ MAX_NAME_BYTES = 256
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _STATUS = ("in_progress", "completed", "incomplete")
 _BETWEEN_ITEMS = "\n\n"
-"""Between the texts of two items that are one turn for the model."""
+"""Separator of the texts of two items that are one turn for the model."""
 _OWN = "umaserve:"
-"""How thoughts begin that this server has put into ``encrypted_content``."""
+"""Beginning of thoughts that this server has put into ``encrypted_content``."""
 
 Part = str | Media
 
@@ -49,7 +49,7 @@ def sealed(thoughts: str) -> str:
 
 
 class _Answer:
-    """What the assistant said in the items since the last of another role: one turn for the model."""
+    """The assistant's part in the items since the last of another role: one turn for the model."""
 
     def __init__(self) -> None:
         self.texts, self.thoughts, self.calls = list[str](), list[str](), list[ToolCall]()

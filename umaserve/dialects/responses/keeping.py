@@ -1,4 +1,4 @@
-"""What a request of OpenAI's Responses API follows, and what is to be kept of it: for daemons and relays."""
+"""Reads what a request of OpenAI's Responses API follows, and what is to be kept of it: for daemons and relays."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _ANEW = "this relay gives each request a worker anew, which knows no others"
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """What a body asks for."""
+    """A body's wishes: what it follows, and what is to be kept."""
 
     previous: str | None
     """The id of the response that it follows."""
     earlier: tuple[bytes, ...]
     """All items up to that response's end, as JSON."""
     items: Sequence[Fields]
-    """Its own."""
+    """Items of the body itself."""
     store: bool
     background: bool
     """Whether it goes on without its client."""
     field: str
-    """The name of its items' field."""
+    """The name of the field with the body's items."""
 
     @property
     def whole(self) -> list[Fields]:
@@ -52,7 +52,7 @@ class Keeping:
         return [*(Fields(orjson.loads(item), "previous_response_id.") for item in self.earlier), *self.items]
 
     def own(self, new_id: str, n_bytes: int) -> Kept | None:
-        """What is kept of a body of ``n_bytes``; ``None``: nothing. Raises ``RequestError``."""
+        """The response to keep of a body of ``n_bytes``; ``None``: nothing. Raises ``RequestError``."""
         if not self.store:
             return None
         if n_bytes + sum(map(len, self.earlier)) > MAX_BYTES:
@@ -66,7 +66,7 @@ class Keeping:
         return Kept(new_id, (*self.earlier, *items))
 
     def shown(self, own: Kept | None) -> dict[str, Any]:
-        """What a response repeats of this."""
+        """Fields that a response repeats of this."""
         return {
             "background": self.background,
             "previous_response_id": self.previous,
@@ -85,7 +85,8 @@ def told_by_relay(headers: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 def keeping(fields: Fields, kept: TenantsResponses | None) -> Keeping:
-    """Read it from a body's fields; raises ``RequestError``. ``kept``: the caller's responses, if any are kept."""
+    """Read the wishes from a body's fields; raises ``RequestError``. ``kept``: the caller's responses, if any are
+    kept."""
     previous, earlier = _previous(fields, kept)
     items = _input_items(fields)
     store, background = fields.boolean("store", True), fields.boolean("background", False)

@@ -11,9 +11,9 @@ from umaserve.core.errors import Fault, RequestError
 log = logging.getLogger(__name__)
 
 MAX_AGE_S = 3600.0
-"""Since a response was asked for, or ended."""
+"""Age at which a response is forgotten, in seconds since it was asked for, or ended."""
 MAX_RESPONSES, MAX_BYTES = 256, 16 << 20
-"""Of one tenant."""
+"""The most responses of one tenant, and bytes of them."""
 MAX_BYTES_IN_ALL = 64 << 20
 _BYTES_EACH = 2048
 """Memory of a response besides its texts, estimated."""
@@ -41,12 +41,12 @@ class Kept:
 @dataclass(slots=True, eq=False)
 class _Tenant:
     kept: dict[str, Kept] = field(default_factory=dict)
-    """The oldest first."""
+    """Responses by id, the oldest first."""
     n_bytes: int = 0
 
 
 class KeptResponses:
-    """Those of all tenants. Where one has too many, its oldest goes; where all have, the oldest of who has most."""
+    """Responses of all tenants. Where one has too many, its oldest goes; where all have, the oldest of who has most."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         """``now``: seconds of any clock that only goes forward."""
@@ -114,7 +114,7 @@ class KeptResponses:
 
 
 class TenantsResponses:
-    """Those of one tenant; another's don't exist for it."""
+    """Responses of one tenant; another's don't exist for it."""
 
     def __init__(self, all_: KeptResponses, tenant: str) -> None:
         self._all = all_
@@ -124,7 +124,7 @@ class TenantsResponses:
         self._all.keep(self._tenant, kept)
 
     def get(self, response_id: str, name: str = "response_id") -> Kept:
-        """Raises ``RequestError``."""
+        """The response of this id; raises ``RequestError``."""
         return self._all.get(self._tenant, response_id, name)
 
     def drop(self, response_id: str) -> None:

@@ -12,7 +12,7 @@ from umaserve.dialects.responses.items import sealed
 from umaserve.dialects.responses.tools import OfferedTool, shown_name
 
 Event = dict[str, Any]
-"""Without its ``sequence_number``."""
+"""An event without its ``sequence_number``."""
 
 _MESSAGE, _THOUGHTS = "message", "reasoning"
 _ARGUMENTS, _INPUT = "response.function_call_arguments", "response.custom_tool_call_input"
@@ -29,7 +29,7 @@ class _Item:
     texts: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     input: CustomInput = field(default_factory=CustomInput)
-    """Of a custom tool's call."""
+    """The input of a custom tool's call."""
 
     @property
     def kind(self) -> str:
@@ -71,7 +71,7 @@ class OutputItems:
         self._done: list[dict[str, Any]] = []
         self._open: _Item | None = None
         self._logprobs: list[dict[str, Any]] = []
-        """Of tokens whose text is still to come."""
+        """Log-probabilities of tokens whose text is still to come."""
         self._answered = False
 
     def push(self, thoughts: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:

@@ -1,4 +1,4 @@
-"""What clients do with a kept response of OpenAI's Responses API: fetch it and its items, cancel it, delete it."""
+"""Pages for a kept response of OpenAI's Responses API: fetch it and its items, cancel it, delete it."""
 
 from __future__ import annotations
 

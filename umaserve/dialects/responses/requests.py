@@ -53,14 +53,14 @@ class ResponseRequest:
     request: Generate
     stream: bool
     tools: Mapping[str, OfferedTool]
-    """Those that may be called, by their names for the model."""
+    """Tools that may be called, by their names for the model."""
     kept: Kept | None
-    """What is to be kept for other requests; ``None``: nothing."""
+    """The response to keep for other requests; ``None``: nothing."""
     background: bool
     sealed: bool
     """Whether thoughts are wanted in ``encrypted_content`` as well."""
     shown: Mapping[str, Any]
-    """What the response repeats of the request."""
+    """Fields of the request that the response repeats."""
 
 
 def response_request(body: bytes, limits: RequestLimits, new_id: str, kept: TenantsResponses | None) -> ResponseRequest:

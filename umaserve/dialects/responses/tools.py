@@ -49,7 +49,7 @@ class ToolChoice:
     must_call: bool
     several: bool
     shown: str | dict[str, Any]
-    """As the response repeats it."""
+    """The tool choice as the response repeats it."""
 
 
 def name_for_model(name: str, namespace: str | None) -> str:
@@ -102,7 +102,7 @@ def tools(fields: Fields, limits: RequestLimits) -> tuple[tuple[OfferedTool, ...
 
 
 def chosen_tools(fields: Fields, offered: tuple[OfferedTool, ...]) -> ToolChoice:
-    """What ``tool_choice`` and ``parallel_tool_calls`` make of the tools in ``offered``."""
+    """The choice that ``tool_choice`` and ``parallel_tool_calls`` make of the tools in ``offered``."""
     choice = fields.values.get("tool_choice")
     names: set[str] | None = None
     shown: str | dict[str, Any]
@@ -180,7 +180,7 @@ def _tool(fields: Fields, kind: str, namespace: str | None) -> tuple[OfferedTool
 
 
 def _format(fields: Fields) -> tuple[Grammar | None, dict[str, Any]]:
-    """What a custom tool's input has to match by its ``format``, and what is repeated of that."""
+    """The grammar that a custom tool's input has to match by its ``format``, and what is repeated of that."""
     given = fields.object("format") or Fields({"type": "text"})
     kind = given.required_one_of("type", ("text", "grammar"))
     if kind == "text":
@@ -192,7 +192,7 @@ def _format(fields: Fields) -> tuple[Grammar | None, dict[str, Any]]:
 
 
 def _told(bound: Grammar | None) -> str:
-    """What the model is told of the grammar."""
+    """The text that tells the model of the grammar."""
     if bound is None:
         return ""
     kind = "Lark grammar" if bound.syntax is Syntax.LARK else "regular expression"

@@ -59,13 +59,13 @@ DEFAULT_MAX_TOKENS = 512
 
 @dataclass(slots=True)
 class _Stream:
-    """What the dialect remembers about the running request."""
+    """State of the running request that the dialect remembers."""
 
     common: dict[str, Any]
     keep_alive: bool
     whole_text: list[str] | None
     reasoning: str = "inline"
-    """One of ``REASONING``."""
+    """Form of the thoughts, one of ``REASONING``."""
     whole_thoughts: list[str] = field(default_factory=list)
 
 

@@ -1,4 +1,4 @@
-"""What Wyoming's clients are told: the events that answer theirs."""
+"""Replies to Wyoming's clients: the events that answer theirs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ja jw ka kk km kn ko la lb ln lo lt lv mg mi mk ml mn mr ms mt my ne nl nn no oc
 sq sr su sv sw ta te tg th tk tl tr tt uk ur uz vi yi yo yue zh
 """
 HEARD_LANGUAGES = _WHISPER.split()
-"""Those of Whisper, whose encoder most models that hear are built on. No file says which ones its model understands,
-and Home Assistant offers a model only for the languages that it names."""
+"""Languages of Whisper, whose encoder most models that hear are built on. No file says which ones its model
+understands, and Home Assistant offers a model only for the languages that it names."""
 CHUNK_BYTES = SAMPLE_RATE // 10 * 2
 """A tenth of a second: programs play a chunk when it is whole."""
 
@@ -76,7 +76,7 @@ def audio_start() -> Event:
 
 
 def audio_chunks(sound: bytes) -> Iterator[Event]:
-    """``sound``: little-endian float32 samples."""
+    """Events with ``sound``, which is little-endian float32 samples."""
     pcm = pcm16(sound)
     for start in range(0, len(pcm), CHUNK_BYTES):
         yield Event("audio-chunk", _FORMAT, pcm[start : start + CHUNK_BYTES])
@@ -91,5 +91,5 @@ def synthesize_stopped() -> Event:
 
 
 def transcript(text: str, language: str) -> Event:
-    """``language``: what the client said of the speech, if it did."""
+    """The event of a transcript; ``language``: what the client said of the speech, if it did."""
     return Event("transcript", {"text": text, "language": language or None})

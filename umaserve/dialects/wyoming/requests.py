@@ -1,4 +1,4 @@
-"""What Wyoming's clients ask for: the data of their events."""
+"""Requests of Wyoming's clients: the data of their events."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def text_part(data: Mapping[str, Any], so_far: int, limits: RequestLimits) -> st
 
 @dataclass(frozen=True, slots=True)
 class PcmFormat:
-    """How samples are written: hertz, bytes of a sample, and channels, which take turns."""
+    """Format of samples: hertz, bytes of a sample, and channels, which take turns."""
 
     rate: int
     width: int
@@ -69,7 +69,7 @@ class PcmFormat:
 
 
 def pcm_format(data: Mapping[str, Any]) -> PcmFormat:
-    """That of ``audio-start`` or ``audio-chunk``; raises ``RequestError``."""
+    """The format in the data of ``audio-start`` or ``audio-chunk``; raises ``RequestError``."""
     fields = Fields(data)
     width = _number(fields, "width", WIDTHS[0], WIDTHS[-1])
     if width not in WIDTHS:
@@ -87,7 +87,7 @@ def _number(fields: Fields, key: str, low: int, high: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """What ``transcribe`` says of the speech that follows."""
+    """Settings of ``transcribe`` for the speech that follows."""
 
     model: str = ""
     language: str = ""

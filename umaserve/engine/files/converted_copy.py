@@ -28,10 +28,10 @@ MAX_COPIES = 4
 """Copies that the folder keeps, those used last; each is as large as a model."""
 MAX_RECORDS = 64
 MAX_WAIT_S = 900.0
-"""How long to wait for another daemon that makes a copy."""
+"""How long to wait for another daemon that makes a copy, in seconds."""
 _POLL_S = 0.1
 _OURS = re.compile(r".+\.[0-9a-f]{16}\.(gguf|json|part)")
-"""Other files in the folder are somebody else's, and stay."""
+"""Names of the daemons' files. Other files in the folder are somebody else's, and stay."""
 
 
 def folder_of(configured: str, environ: Mapping[str, str]) -> Path:
@@ -60,9 +60,9 @@ class ConvertedCopy:
         name = f"{Path(source).stem[:50]}.{hashlib.sha256(path.encode()).hexdigest()[:16]}"
         self.path = folder / f"{name}.gguf"
         self.part = folder / f"{name}.part"
-        """Where the copy is written, until ``adopt``."""
+        """Path where the copy is written, until ``adopt``."""
         self.record = folder / f"{name}.json"
-        """The verdict, until it is removed."""
+        """Path of the verdict, which holds until this file is removed."""
 
     def exists(self) -> bool:
         """Whether there is a copy, as it was adopted."""
@@ -121,7 +121,7 @@ class ConvertedCopy:
             yield
 
     def adopt(self) -> None:
-        """The part is the copy, and the verdict unknown. Call it, ``decide`` and ``fail`` only while locked."""
+        """Make the part the copy; the verdict is then unknown. Call this, ``decide`` and ``fail`` only while locked."""
         os.replace(self.part, self.path)
         self._write(None, "")
         self._tidy()
@@ -140,7 +140,7 @@ class ConvertedCopy:
         self._tidy()
 
     def _used(self) -> None:
-        """The folder keeps what was used last."""
+        """Mark the record as used now: the folder keeps what was used last."""
         # It may be read-only, made by somebody else for this user.
         with contextlib.suppress(OSError):
             os.utime(self.record)

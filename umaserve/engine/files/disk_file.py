@@ -19,23 +19,23 @@ from typing import NamedTuple
 from umaserve.sessions.engine_api import SavedBytes
 
 _HEAD = struct.Struct("<8s16s16sQI")
-"""Magic, model, scope, bytes of data, tokens."""
+"""Head of a file: magic, model, scope, bytes of data, tokens."""
 _CHECKSUM = struct.Struct("<I")
 MAGIC = b"umakv001"
-"""With the version of this format, and of what ``Cells`` saves."""
+"""Magic of a file, with the version of this format, and of what ``Cells`` saves."""
 KEY_BYTES = 16
-"""Of the keys of a model, a scope and a sequence."""
+"""Bytes in a key: of a model, a scope or a sequence."""
 PIECE_BYTES = 1 << 20
-"""What is read or written at once. Copying it holds Python's lock for some 0.2 ms."""
+"""Bytes that are read or written at once. Copying them holds Python's lock for some 0.2 ms."""
 MAX_TOKENS = 1 << 24
 
 
 class Damaged(Exception):
-    """A file is not what its name says."""
+    """Raised for a file that is not what its name says."""
 
 
 class Kind(NamedTuple):
-    """Whose sequences are read, and what they must be like."""
+    """Kind of the sequences that are read: whose they are, and what they must be like."""
 
     model: bytes
     """The key of all that a saved sequence's bytes depend on."""
@@ -44,18 +44,18 @@ class Kind(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What a file contains."""
+    """Contents of a file, up to its data."""
 
     scope: bytes
     tokens: Sequence[int]
     data_at: int
-    """The offset of the data."""
+    """Offset of the data in the file, in bytes."""
     checksum: int
-    """Of all before the data."""
+    """Checksum of all before the data."""
 
 
 def key_of(*parts: bytes) -> bytes:
-    """Of parts of fixed lengths, except the last one."""
+    """Key of ``parts``, which have fixed lengths, except the last one."""
     return hashlib.blake2b(b"".join(parts), digest_size=KEY_BYTES).digest()
 
 
@@ -134,7 +134,7 @@ def _pieces(data: memoryview) -> Iterator[memoryview]:
 
 
 def _packed(tokens: Sequence[int]) -> bytes:
-    """As signed 32-bit numbers, the lowest byte first."""
+    """Tokens as signed 32-bit numbers, the lowest byte first."""
     packed = array("i", tokens)
     if sys.byteorder == "big":
         packed.byteswap()

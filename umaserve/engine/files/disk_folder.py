@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 MAX_TOLD_TOKENS = 1 << 16
 """The most tokens that one listing tells, unless a single sequence has more: the loop takes them in at once."""
 MAX_KNOWN_TOKENS = 1 << 22
-"""The most that all listings tell: they take some 40 bytes each in the daemon. Older sequences are not found."""
+"""The most tokens that all listings tell: they take some 40 bytes each in the daemon. Older sequences are not found."""
 ABANDONED_S = 600.0
-"""A file that is not whole was left by a daemon that was killed, if nobody has written to it for so long."""
+"""Seconds without a write after which a file that is not whole is one that a killed daemon has left."""
 
 _NAME = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}\.kv")
 _PART = re.compile(r"\.[0-9a-f]{32}\.[0-9a-f]{32}\.kv\.\d+\.\d+\.part")
-"""Other files in the folder are somebody else's, and stay."""
+"""Names of files that are not whole yet. Files with neither form of name are somebody else's, and stay."""
 
 
 class DiskFolder:
@@ -44,7 +44,7 @@ class DiskFolder:
         """Names that listings have told, with their numbers of tokens."""
         self._complained: set[str] = set()
         self._errors = 0
-        """Since the last listing."""
+        """Number of failures since the last listing."""
         self._parts = itertools.count()
         os.makedirs(path, mode=0o700, exist_ok=True)
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -54,7 +54,7 @@ class DiskFolder:
             raise PermissionError(f"{path} belongs to another user, or others may write to it")
 
     def look(self) -> Listing:
-        """What has changed since the last call."""
+        """List what has changed since the last call."""
         listing = self._list()
         errors, self._errors = self._errors, 0
         return replace(listing, errors=errors)
@@ -209,7 +209,7 @@ class DiskFolder:
 
 
 class _Vanished(Exception):
-    """A file is not there any more."""
+    """Raised for a file that is not there any more."""
 
 
 def _newest(found: dict[str, os.stat_result]) -> list[str]:

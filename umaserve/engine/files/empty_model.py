@@ -27,7 +27,7 @@ from umaserve.system import program
 from umaserve.system.memory import resident_bytes
 
 _CELLS = re.compile(r"^\w+: size = +([0-9.]+) MiB \(")
-"""Of each of the model's caches: K and V, recurrent states."""
+"""Line with the size of one of the model's caches, in MiB: K and V, recurrent states."""
 _BUFFER = re.compile(r"^\w+: +(\S+) +(?:compute|output) buffer size = +([0-9.]+) MiB")
 
 
@@ -43,7 +43,7 @@ class Lines(logging.Handler):
 
 
 def measured(path: str, config: Config, sequences: int) -> Needs:
-    """Raises ``ModelError`` also where llama.cpp's log says nothing of memory."""
+    """Measure what memory a model takes. Raises ``ModelError`` also where llama.cpp's log says nothing of memory."""
     lines = Lines()
     llama_log.log.addHandler(lines)
     llama_log.log.setLevel(logging.DEBUG)
@@ -65,12 +65,13 @@ def measured(path: str, config: Config, sequences: int) -> Needs:
 
 
 def cell_bytes(lines: Iterable[str]) -> int:
-    """Of all caches in llama.cpp's log; a model without a memory has none."""
+    """Bytes of all caches in llama.cpp's log; a model without a memory has none."""
     return round(sum(float(found[1]) for line in lines if (found := _CELLS.match(line))) * 2**20)
 
 
 def buffer_bytes(lines: Sequence[str]) -> int:
-    """Of the buffers that llama.cpp computes in, in the box's memory. Raises ``ModelError`` where there is none."""
+    """Bytes of the buffers that llama.cpp computes in, in the box's memory. Raises ``ModelError`` where there is
+    none."""
     latest = {line.partition("=")[0]: found for line in lines if (found := _BUFFER.match(line))}
     sizes = [float(found[2]) for found in latest.values() if found[1] == "CPU" or found[1].endswith("_Host")]
     if not sizes:
@@ -79,7 +80,7 @@ def buffer_bytes(lines: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status; errors are on standard error."""
+    """Run the program; returns the exit status. Errors are on standard error."""
     path, settings, sequences = arguments
     program.begin()
     try:

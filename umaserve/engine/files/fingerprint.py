@@ -19,8 +19,8 @@ from umaserve.settings.daemon import Config
 _HEAD_BYTES = 64 << 10
 _SAMPLES = 64
 _SAMPLE_BYTES = 4 << 10
-"""Weights are too many to read them all again. Samples tell finetunes of one size apart, also where an installer gives
-all files the same time."""
+"""Bytes of each sample of a file: weights are too many to read them all again. Samples tell finetunes of one size
+apart, also where an installer gives all files the same time."""
 
 
 def fingerprint(model: Model, config: Config, adapters: Mapping[str, str], saved_bytes: SavedBytes) -> bytes:

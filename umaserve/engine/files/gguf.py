@@ -42,7 +42,7 @@ _DEFAULT_ALIGNMENT = 32
 _TOKENS_KEY = "tokenizer.ggml.tokens"
 _KIND_KEY = "general.type"
 _EPSILON = "epsilon"
-"""The end of keys with numbers below which llama.cpp ends the process when it computes: 0."""
+"""End of the keys whose numbers must not be below 0: llama.cpp would end the process when it computes."""
 
 _MAX_KEY_BYTES = 65535
 _MAX_TENSOR_NAME_BYTES = 63
@@ -55,7 +55,7 @@ _MAX_TOKENS = 2**20
 
 
 class Contents(NamedTuple):
-    """What a file contains. ``number`` and ``parts``: which one of a model's files it is, from 0, and of how many;
+    """Contents of a file. ``number`` and ``parts``: which one of a model's files it is, from 0, and of how many;
     ``elements``: the number of weights of each tensor type; ``kind``: ``general.type``, empty for none."""
 
     number: int
@@ -97,7 +97,7 @@ def files(path: str) -> list[str]:
 
 
 def tensor_bytes(kind: int, elements: int) -> int:
-    """The size of so many weights of tensor type ``kind``, which a checked file has."""
+    """Bytes of so many weights of tensor type ``kind``, which a checked file has."""
     of_block, size = _BLOCKS[kind]
     return elements // of_block * size
 

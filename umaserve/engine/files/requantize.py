@@ -19,11 +19,11 @@ from umaserve.system.program import begin
 _TYPES = {"Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "F32": llama_cpp.LLAMA_FTYPE_ALL_F32}
 _NICENESS = 10
 _BUFFER_BYTES = 256 << 20
-"""Of a tensor in conversion; llama.cpp's own limit, 8 GiB, is more than small boxes have."""
+"""Most bytes for a tensor in conversion; llama.cpp's own limit, 8 GiB, is more than small boxes have."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status; errors are on standard error."""
+    """Run the program; returns the exit status. Errors are on standard error."""
     source, copy, to, threads = arguments
     begin(nice=_NICENESS)
     os.umask(0o077)

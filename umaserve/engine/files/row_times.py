@@ -24,15 +24,17 @@ from umaserve.settings.daemon import Config
 from umaserve.system.program import begin
 
 BUDGET_S = 2.0
-"""For each number of tokens."""
+"""Seconds of measurement for each number of tokens."""
 MIN_PAIRS, MAX_PAIRS = 3, 200
 MAX_DECODE_S = 2.0
-"""Numbers of tokens that would take longer are left out, but for the first two: no load waits minutes for them."""
+"""Longest decode, in seconds. Numbers of tokens that would take longer are left out, but for the first two: no load
+waits minutes for them."""
 
 
 class Comparison(NamedTuple):
-    """Of decodes with two models in turn: the median seconds with each, the median of how many times as fast the second
-    one is, and how far that may be off. On a busy box, where decodes take their times by chance, that is far."""
+    """Comparison of decodes with two models in turn: the median seconds with each, the median of how many times as fast
+    the second one is, and how far that may be off. On a busy box, where decodes take their times by chance, that is
+    far."""
 
     first_s: float
     second_s: float
@@ -54,7 +56,7 @@ def compared(first: Model, second: Model, rows: Sequence[int], budget_s: float =
 
 
 def comparison(pairs: Sequence[tuple[float, float]]) -> Comparison:
-    """What follows from pairs of decodes, in seconds; at least two."""
+    """Comparison that follows from pairs of decodes, in seconds; at least two."""
     speedups = [first / second for first, second in pairs]
     low, median, high = statistics.quantiles(speedups, n=4, method="inclusive")
     # Twice the standard error of a median, as for normal errors, by the quartiles: outliers are common.
@@ -64,7 +66,7 @@ def comparison(pairs: Sequence[tuple[float, float]]) -> Comparison:
 
 
 def in_turn(first: Callable[[], float], second: Callable[[], float], budget_s: float) -> Comparison:
-    """Compare what each returns, the seconds that it took, for some ``budget_s``."""
+    """Call both in turn for some ``budget_s`` seconds, and compare what they return: the seconds that each took."""
     pairs: list[tuple[float, float]] = []
     until = time.monotonic() + budget_s
     while len(pairs) < MIN_PAIRS or (len(pairs) < MAX_PAIRS and time.monotonic() < until):
@@ -78,7 +80,7 @@ def in_turn(first: Callable[[], float], second: Callable[[], float], budget_s: f
 
 
 def decode_s(model: Model, n: int) -> float:
-    """Decode ``n`` tokens, whatever they say, of an empty sequence: the seconds that takes."""
+    """Decode ``n`` tokens, whatever they say, of an empty sequence; returns the seconds that takes."""
     tokens = (ctypes.c_int32 * n)(*(position * 37 % model.n_vocab for position in range(n)))
     memory: Any = llama_cpp.llama_get_memory(model.context)
     if memory:

@@ -46,14 +46,16 @@ TILED_TYPES = (
 ROWS = (1, 8, 64, 256)
 """Tokens of the decodes that are compared: one stream's, and those of several streams and of prompts."""
 MAX_LOSS = 0.05
-"""Of one stream's speed. The copy is larger, so it can be slower where memory is the limit."""
+"""Largest loss of one stream's speed, as a share. The copy is larger, so it can be slower where memory is the limit."""
 MIN_GAIN = {"converted": 0.2, "mapped": 0.05}
-"""Of the speed of many rows (the geometric mean). A copy must be worth its disk space and memory."""
+"""Least gain in the speed of many rows (the geometric mean), as a share. A copy must be worth its disk space and
+memory."""
 MAX_MAPPED_BYTES = 4 << 30
-"""Of a file that is measured repacked and mapped. With more, loading it twice would take minutes on a slow disk."""
+"""Most bytes of a file that is measured repacked and mapped. With more, loading it twice would take minutes on a slow
+disk."""
 
 MAX_DOUBT = 0.03
-"""A verdict by measurements that are less certain must be beyond their doubt."""
+"""Largest doubt that needs no margin: a verdict by measurements that are less certain must be beyond their doubt."""
 
 _Q8_0_BYTES = 34 / 32
 """Bytes of a weight in Q8_0."""
@@ -73,17 +75,17 @@ class Weights:
 
     path: str
     converted_from: str = ""
-    """Where the file is a converted copy, the type that most of the model's own weights have."""
+    """Type that most of the model's own weights have, where the file is a converted copy; else empty."""
     repacked: bool = True
     """Whether llama.cpp may repack them; else they stay mapped from the file."""
     why: str = field(default="", compare=False)
-    """What was measured; empty where nothing was."""
+    """Report of what was measured; empty where nothing was."""
     other: str = field(default="", compare=False)
-    """Where it is the model's own file, the value of the setting ``weights`` that may be faster; empty: none."""
+    """Value of the setting ``weights`` that may be faster, where the file is the model's own; empty: none."""
 
 
 def choose(path: str, config: Config, progress: Callable[[float], bool], available: int | None = None) -> Weights:
-    """What to load for the model at ``path``: that file, or a converted copy, which is made if need be.
+    """Choose what to load for the model at ``path``: that file, or a converted copy, which is made if need be.
 
     Never fails: what goes wrong is logged, and the model's own file chosen. ``progress`` is called with 0.0 to 1.0
     while a copy is made and weights are measured, which can take minutes, and stops that by returning ``False``.
@@ -167,7 +169,7 @@ def _at_least(speedup: float, doubt: float, least: float) -> bool | None:
 
 
 def copy_bytes(contents: gguf.Contents, file_bytes: int) -> int:
-    """At most how large the converted copy of a file of ``file_bytes`` becomes."""
+    """Most bytes that the converted copy of a file of ``file_bytes`` may have."""
     grown = sum(
         max(0, round(elements * _Q8_0_BYTES) - gguf.tensor_bytes(kind, elements))
         for kind, elements in contents.elements.items()
@@ -176,14 +178,14 @@ def copy_bytes(contents: gguf.Contents, file_bytes: int) -> int:
 
 
 def _verdict(copy: ConvertedCopy, config: Config) -> tuple[str, str] | None:
-    """As ``ConvertedCopy.chosen``, or as the operator wants it."""
+    """Verdict as ``ConvertedCopy.chosen``, or as the operator wants it."""
     if config.weights == "converted":
         return ("converted", "") if copy.exists() else None
     return copy.chosen()
 
 
 def _box(config: Config) -> Mapping[str, object]:
-    """What the speeds depend on, beside the file."""
+    """Facts that the speeds depend on, beside the file."""
     threads = config.threads or usable_cores()
     return {
         "processor": processor(),
@@ -196,7 +198,7 @@ def _box(config: Config) -> Mapping[str, object]:
 
 
 def _converter() -> Mapping[str, str | int]:
-    """What it depends on whether a file can be converted."""
+    """Facts that decide whether a file can be converted."""
     program_bytes = Path(requantize.__file__).read_bytes()
     return {"llama_cpp": llama_cpp.__version__, "program": hashlib.sha256(program_bytes).hexdigest()}
 

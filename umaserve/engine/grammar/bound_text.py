@@ -25,9 +25,9 @@ from umaserve.core.requests import Grammar, Syntax
 from umaserve.engine.grammar.rules import NOTHING, GrammarError, LarkRules, Rules
 
 MAX_CLASSES = 200
-"""Different ones in a grammar: llguidance takes 0.5 ms to tell what one has in it."""
+"""Most different classes of characters in a grammar: llguidance takes 0.5 ms to tell what one has in it."""
 MAX_RULES = 2000
-"""Lines of a client's Lark that define something."""
+"""Most lines of a client's Lark that define something."""
 
 _NAME = r"_*(?:[a-z](?:[_a-z0-9]|-(?!>))*|[A-Z](?:[_A-Z0-9]|-(?!>))*)"
 _LARK = re.compile(
@@ -365,7 +365,7 @@ def _flags(before: str, given: str) -> str:
 
 
 def _end_of_class(pattern: str, at: int) -> int:
-    """Where the class ends that begins at ``at``. A bracket that follows the opening one stands for itself."""
+    """Index where the class ends that begins at ``at``. A bracket that follows the opening one stands for itself."""
     depth = 0
     while (mark := _CLASS_MARK.search(pattern, at)) is not None:
         at = mark.end()

@@ -102,7 +102,7 @@ def _escaped(code: int) -> str:
 
 
 def _codes(text: str) -> Iterator[tuple[int, bool]]:
-    """(code point, whether written without an escape) of each character of ``text``."""
+    """Pairs of a code point, and whether it is written without an escape, for each character of ``text``."""
     for match in _CHARACTER.finditer(text):
         digits = match["x"] or match["u"] or match["U"]
         if digits is not None:

@@ -13,14 +13,14 @@ from umaserve.engine.grammar import gbnf, json_schema
 from umaserve.engine.grammar.rules import GrammarError, check_alternatives
 
 MAX_RULES = 300
-"""Of a client's Lark: llguidance takes minutes for thousands of terminals one in another."""
+"""Most lines of rules in a client's Lark: llguidance takes minutes for thousands of terminals one in another."""
 
 NESTED = (Syntax.GBNF, Syntax.LARK)
-"""Where rules may contain themselves with nothing around."""
+"""Syntaxes in which rules may contain themselves with nothing around."""
 
 _TEXTS = re.compile(r'"(?:[^"\\\n]|\\.)*"i?|/(?:[^/\\\n]|\\.)+/[imslux]*')
 _ALTERNATIVE = re.compile(r"[:|(]\s*[a-z_%]")
-"""One with a rule or a schema, once the texts are left out."""
+"""Beginning of an alternative with a rule or a schema, once the texts are left out."""
 _RULE = re.compile(r"^\s*[\w?!]", re.MULTILINE)
 _EMBEDDED = re.compile(r"%json\s*")
 

@@ -14,11 +14,12 @@ Schema = dict[str, Any]
 
 MAX_DEPTH = 64
 MAX_PROPERTIES = 500
-"""Of one object; the time to read an object grows with their square."""
+"""Most properties of one object; the time to read an object grows with their square."""
 MAX_OPTIONAL = 240
-"""Properties of one object that are not required: any of them may come next."""
+"""Most properties of one object that are not required: any of them may come next."""
 MAX_OPTIONS = 250
-"""Of one ``anyOf``: all are followed at once while they begin alike, in a time that grows with their cube."""
+"""Most options of one ``anyOf``: all are followed at once while they begin alike, in a time that grows with their
+cube."""
 
 _BESIDE = {"anyOf", "oneOf", "$ref", "dependentSchemas"}
 """Keywords by which another schema may describe the same object."""
@@ -40,9 +41,9 @@ _IDLE = {
 }
 """Keywords that restrict nothing, or not without others, which are refused."""
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
-"""What regular expressions of other makes have, and llguidance's don't."""
+"""Parts that regular expressions of other makes have, and llguidance's don't."""
 _FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
-"""Other formats are annotations only, as in the standard."""
+"""Formats that are kept. Others are annotations only, as in the standard."""
 _OPTIONS = {
     # As llama.cpp's own: a model may write one line or many, but no white space without end.
     "whitespace_pattern": r"( |\n[ \t]{0,20})",
@@ -160,8 +161,8 @@ class _Reducer:
         return with_counted(reduced)
 
     def _check_bounds(self, schema: Schema, path: str) -> None:
-        """llguidance lets the exclusive one of two bounds through where it is the one nearer to 0, whole, and less than
-        1 from the other one."""
+        """Refuse bounds that llguidance would not keep: it lets the exclusive one of two bounds through where it is the
+        one nearer to 0, whole, and less than 1 from the other one."""
         low: Any = schema.get("exclusiveMinimum", schema.get("minimum"))
         high: Any = schema.get("exclusiveMaximum", schema.get("maximum"))
         if type(low) not in (int, float) or type(high) not in (int, float) or not 0 < high - low < 1:

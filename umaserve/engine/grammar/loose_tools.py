@@ -12,7 +12,7 @@ from umaserve.core.requests import Tool
 from umaserve.engine.grammar import json_schema
 
 MAX_OUTLINED = 200
-"""Arguments of a tool that are kept apart in its outline."""
+"""Most arguments of a tool that are kept apart in its outline."""
 
 log = logging.getLogger(__name__)
 
@@ -55,5 +55,5 @@ def _is_binding(tool: Tool) -> bool:
 
 @lru_cache(maxsize=256)
 def _tell(name: str, how: str) -> None:
-    """Log it once: agents send their tools with each request."""
+    """Log once how far a tool's calls are held to its schema: agents send their tools with each request."""
     log.warning("calls of the tool %s are held to its schema %s: no grammar enforces the rest", name, how)

@@ -14,20 +14,21 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import groupby
 
 MAX_CUBES = 300_000
-"""Where rules contain themselves: the cubes of the numbers of alternatives with rules, added up for all rules.
+"""Largest sum, for all rules, of the cubes of their numbers of alternatives with rules, where rules contain themselves.
 llguidance may compare each alternative with two others, which takes 200 ms for a million."""
 MAX_NESTING = 100
-"""Of rules that don't contain themselves: llguidance takes a minute for thousands of terminals one in another."""
+"""Deepest nesting of rules that don't contain themselves: llguidance takes a minute for thousands of terminals one in
+another."""
 
 MAX_COUNT_DIGITS = 40
-"""Both together; Python doesn't read numbers of thousands of digits."""
+"""Most digits of both counts of a repetition together; Python doesn't read numbers of thousands of digits."""
 
 NOTHING = '""'
 """Lark for the empty text, with which each alternative begins: Lark has no alternative without an element."""
 
 
 class GrammarError(ValueError):
-    """The grammar is malformed; the message says what was expected."""
+    """Raised for a malformed grammar; the message says what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Rules:
     def __init__(self) -> None:
         self.bodies: list[list[int | str]] = []
         self.terminals: set[int] = set()
-        """Those that the grammar names as terminals: a text is split into the longest."""
+        """Rules that the grammar names as terminals: a text is split into the longest."""
         self._numbers: dict[str, int] = {}
         self._defined: set[str] = set()
         self._open: list[int] = []

@@ -10,7 +10,7 @@ from typing import Any
 Schema = dict[str, Any]
 
 MAX_COMBINATIONS = 100
-"""Of properties, for a bound of their number."""
+"""Most combinations of properties, for a bound of their number."""
 
 _COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 _OF_NAMES = {"pattern", "enum", "minLength", "maxLength"}

@@ -13,19 +13,19 @@ from umaserve.wire.schema_types import resolved
 Schema = dict[str, Any]
 
 MAX_MULTIPLES = 50_000
-"""The least common multiple of all ``multipleOf``, times how often it may be compiled: 3 us each."""
+"""Limit for the least common multiple of all ``multipleOf``, times how often it may be compiled: 3 us each."""
 MAX_MERGED = 1000
-"""Combinations of the options of all ``anyOf`` that are put together with others: up to 1 ms each."""
+"""Most combinations of the options of all ``anyOf`` that are put together with others: up to 1 ms each."""
 MAX_CHAIN = 100
 MAX_CUBES = 4_000_000
-"""The cubes of the numbers of references among the options of each ``anyOf``, added up: if all mean the same, each
+"""Largest sum of the cubes of the numbers of references among the options of each ``anyOf``: if all mean the same, each
 is compared with two others, and a step takes up to 10 ms for a million."""
 
 _DEFINITIONS = {"$defs", "definitions"}
 
 
 def check(schema: Schema, field: str) -> None:
-    """Raises ``RequestError`` that names ``field``. ``schema`` has no keywords that restrict nothing."""
+    """Check ``schema``, which has no keywords that restrict nothing. Raises ``RequestError`` that names ``field``."""
     parts = list(_parts(schema))
     _check_multiples(parts, field)
     options = (part[key] for part in parts for key in ("anyOf", "oneOf") if isinstance(part.get(key), list))
@@ -40,7 +40,8 @@ def check(schema: Schema, field: str) -> None:
 
 
 def _check_multiples(parts: list[Schema], field: str) -> None:
-    """What ``$ref`` and ``allOf`` put together is divided by the least common multiple, once for each reference."""
+    """Check the least common multiple: what ``$ref`` and ``allOf`` put together is divided by it, once for each
+    reference."""
     given: list[Any] = [part.get("multipleOf") for part in parts]
     numbers = [Decimal(str(number)) for number in given if type(number) in (int, float)]
     if not numbers:
@@ -54,7 +55,7 @@ def _check_multiples(parts: list[Schema], field: str) -> None:
 
 
 class _Ways:
-    """How many combinations of options schemas have where they are put together with others."""
+    """Counts the combinations of options that schemas have where they are put together with others."""
 
     def __init__(self, root: Schema, field: str) -> None:
         self._root = root
@@ -63,7 +64,8 @@ class _Ways:
         self._known: dict[str, int] = {}
 
     def of(self, schema: Any, *, merged: bool) -> int:
-        """``schema`` may also be what an ``enum`` or ``const`` contains, and so anything."""
+        """Number of combinations in ``schema``, which may also be what an ``enum`` or ``const`` contains, and so
+        anything."""
         if not isinstance(schema, dict):
             return 1
         merged = merged or not _alone(schema)

@@ -16,7 +16,7 @@ from umaserve.engine.grammar.rules import LarkRules
 from umaserve.wire.schema_types import kinds, resolved
 
 MAX_TOOLS_BYTES = 512 * 1024
-"""All tools' grammars together: compiling a megabyte takes some seconds."""
+"""Most characters of all tools' grammars together: compiling a megabyte takes some seconds."""
 
 _TAG = re.compile(r"<[^<>]*>?|\[[A-Z_]+\]")
 _TERMINALS = """

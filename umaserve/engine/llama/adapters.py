@@ -40,7 +40,7 @@ class LoraAdapters:
     def __init__(self, model: Model, files: Sequence[str]) -> None:
         self._natives: dict[str, Any] = {}
         self.files: dict[str, str] = {}
-        """By the adapters' names."""
+        """Paths of the files, by the adapters' names."""
         self._applied: Adapters = ()
         for file in files:
             name, path = _name_and_path(file)
@@ -58,7 +58,7 @@ class LoraAdapters:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """In the order of the files."""
+        """Names of the adapters, in the order of the files."""
         return tuple(self._natives)
 
     def resolve(self, wanted: Sequence[tuple[str, float]] | None) -> Adapters:
@@ -83,7 +83,7 @@ class LoraAdapters:
             self._applied = adapters
 
     def set(self, context: Any, adapters: Adapters) -> None:
-        """As ``apply``, of a context whose adapters the caller keeps in mind."""
+        """Decode with ``adapters`` from now on, as ``apply``, in a context whose adapters the caller keeps in mind."""
         natives = [self._natives[name] for name, _ in adapters]
         scales = [scale for _, scale in adapters]
         llama_cpp.llama_set_adapters_lora(
@@ -94,11 +94,11 @@ class LoraAdapters:
         )
 
     def forget_applied(self) -> None:
-        """The context is a new one, without adapters."""
+        """Forget what ``apply`` has set: the context is a new one, without adapters."""
         self._applied = ()
 
     def free(self) -> None:
-        """Call it after the last decode and before the model is freed."""
+        """Free the adapters. Call it after the last decode and before the model is freed."""
         for native in self._natives.values():
             llama_cpp.llama_adapter_lora_free(native)
         self._natives.clear()

@@ -23,14 +23,14 @@ wheels have no links, and its other names are files too."""
 
 _GCC = re.compile(rb"GCC: \([^)]*\) (\d+)\.(\d+)")
 _FIXED_TILE_CONFIG = {11: 5, 12: 4, 13: 3}
-"""For each GCC, the first minor release that keeps an AMX tile's whole configuration (GCC bug 114098)."""
+"""First minor release of each GCC that keeps an AMX tile's whole configuration (GCC bug 114098)."""
 _WHOLE_TILE_CONFIG = b"whole tile configuration"
-"""What a library says in which ``scripts/wheels`` has made any GCC keep it."""
+"""Text in a library in which ``scripts/wheels`` has made any GCC keep the whole configuration."""
 
 
 def load() -> None:
-    """Before any use of a model or a device. By itself llama.cpp would look for libraries in the working directory.
-    Raises ``ModelError``."""
+    """Load llama.cpp's backends, before any use of a model or a device. By itself llama.cpp would look for libraries in
+    the working directory. Raises ``ModelError``."""
     llama_log.log_all()
     if not LIBRARY.ggml_backend_reg_count():
         LIBRARY.ggml_backend_load_all_from_path(os.fsencode(FOLDER))
@@ -52,7 +52,8 @@ def kernels() -> str:
 
 
 def build() -> list[int]:
-    """What tells builds of llama.cpp apart: it may be another one than its bindings' version says."""
+    """Size and time of llama.cpp's library, which tell its builds apart: it may be another one than its bindings'
+    version says."""
     status = os.stat(LIBRARY._name)
     return [status.st_size, status.st_mtime_ns]
 

@@ -16,7 +16,7 @@ from umaserve.sessions.engine_api import Run, SavedBytes
 from umaserve.sessions.kv_operations import Copy, Divide, KVOperation, Load, Move, Release, Save, Shed
 
 _HEAD = struct.Struct("<II")
-"""What llama.cpp begins the state of a sequence with: a magic number and its version."""
+"""Beginning of the state of a sequence in llama.cpp's form: a magic number and its version."""
 _COUNT = struct.Struct("<I")
 MAX_PARTS = 256
 _WITHOUT_FULL_ATTENTION = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
@@ -38,8 +38,8 @@ class Cells:
             self._host.close()
 
     def move(self, kv_operations: Sequence[KVOperation]) -> bool:
-        """Execute all of them, in order; returns whether all succeeded. Raises ``ModelError`` if the
-        cells could not be divided."""
+        """Execute all ``kv_operations``, in order; returns whether all succeeded. Raises ``ModelError`` if the cells
+        could not be divided."""
         done = True
         copied: tuple[int, ctypes.Array[ctypes.c_uint8]] | None = None
         """The source of the latest copy, and its state: many may begin with one."""
@@ -103,7 +103,7 @@ class Cells:
     def _state(
         self, slot: int, place_of: Callable[[int], ctypes.Array[ctypes.c_uint8]]
     ) -> ctypes.Array[ctypes.c_uint8]:
-        """What ``_save`` makes of the sequence, in a place of as many bytes as that takes."""
+        """State of the sequence as ``_save`` makes it, in a place of as many bytes as that takes."""
         size: int = llama_cpp.llama_state_seq_get_size(self._model.context, slot) - _divided_bytes(self._model)
         place = place_of(size + 2 * MARGIN)
         if not self._save(place, slot):
@@ -165,8 +165,8 @@ def saved_bytes(model: Model, batch: Batch) -> SavedBytes:
 
 
 def _rows_each(model: Model, batch: Batch, first: int) -> int:
-    """What those rows take for each token. llama.cpp saves as many as belong before the last token's position, so a
-    single token there tells. ``first``: the bytes of a first token."""
+    """Bytes for each token of the rows that keep several tokens together. llama.cpp saves as many rows as belong before
+    the last token's position, so a single token there tells. ``first``: the bytes of a first token."""
     tokens = max(CELLS_ROUNDED_TO, min(model.n_ctx, model.n_ctx_train) // CELLS_ROUNDED_TO * CELLS_ROUNDED_TO)
     size, _in_windows = _sizes(model, batch, Run(0, tokens - 1, [0], None))
     return -(-(size - first) // tokens)

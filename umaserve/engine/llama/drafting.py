@@ -25,7 +25,7 @@ _ADVICE = "; choose a smaller model of the same family"
 CATCHING_UP = 32
 
 _SAMPLED = object()
-"""Stands for a run's ``sampler``: the batch only checks whether there is one."""
+"""Placeholder for a run's ``sampler``: the batch only checks whether there is one."""
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Drafter:
         """The tokens of each slot in this model's KV cache, least recently used slot first."""
 
     def draft(self, wanted: Sequence[Draft], runs: Sequence[Run], threads: int) -> list[list[int]]:
-        """For each of ``wanted``, up to ``limit`` draft tokens after ``sequence``, chosen greedily one by one.
+        """Draft tokens for each of ``wanted``: up to ``limit`` after ``sequence``, chosen greedily one by one.
 
         A draft is shorter where the answer ends earlier, and empty where the sequence doesn't fit this model's context
         or isn't computed yet: since all streams wait meanwhile, a call computes at most ``CATCHING_UP`` tokens of

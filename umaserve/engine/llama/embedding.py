@@ -17,7 +17,7 @@ from umaserve.sessions.engine_api import Run, YieldPoint
 
 Vector = npt.NDArray[np.float64]
 TEXTS_AT_ONCE = 32
-"""The most in one decode; each costs the memory of a row of logits."""
+"""Most texts in one decode; each costs the memory of a row of logits."""
 
 
 class Embedder:
@@ -47,7 +47,7 @@ class Embedder:
         self._context = self._new_context(self._rows)
 
     def check(self, inputs: Sequence[Sequence[int]]) -> None:
-        """Raises ``RequestError`` where an input is empty or too long."""
+        """Check ``inputs``. Raises ``RequestError`` where an input is empty or too long."""
         for tokens in inputs:
             if not tokens:
                 raise RequestError(Fault.BAD_REQUEST, "input", "expected at least one token, got none")
@@ -100,7 +100,7 @@ class Embedder:
             llama_cpp.llama_free(context)
 
     def _pooled(self, context: Any, texts: Sequence[Sequence[int]], threads: int, pause: YieldPoint) -> list[Vector]:
-        """Of several texts that fit into one decode, or of one."""
+        """Vectors of several texts that fit into one decode, or of one text."""
         llama_cpp.llama_set_n_threads(context, threads, threads)
         try:
             for start in range(0, max(map(len, texts)), self._rows):
@@ -117,7 +117,7 @@ class Embedder:
                 llama_cpp.llama_memory_clear(memory, False)
 
     def _vector(self, pooled: Any) -> Vector:
-        """A copy; of a score's vector only the first number counts."""
+        """Copy of the pooled vector; of a score's vector only the first number counts."""
         vector = np.ctypeslib.as_array(pooled, (self._length,)).astype(np.float64)
         return vector[:1] if self.ranks else vector
 

@@ -11,12 +11,12 @@ import llama_cpp
 from umaserve.sessions.engine_api import YieldPoint
 
 SLICE_S = 0.03
-"""Computing time between two pauses. With 10 ms, a stream's ticks leave half of the time to long texts, with 30 ms
-three quarters, and its gaps stay below most targets."""
+"""Computing time between two pauses, in seconds. With 10 ms, a stream's ticks leave half of the time to long texts,
+with 30 ms three quarters, and its gaps stay below most targets."""
 MIN_SHARE = 0.25
-"""A slice takes at least this share of the last pause: otherwise embedding would hardly advance beside long ticks."""
+"""Least length of a slice, as a share of the last pause: otherwise embedding would hardly advance beside long ticks."""
 NODES = 1000
-"""The nodes of a graph, before one was computed: more than most have."""
+"""Assumed number of nodes of a graph, before one was computed: more than most have."""
 
 
 class EmbeddingPauses:
@@ -28,18 +28,19 @@ class EmbeddingPauses:
 
     def __init__(self) -> None:
         self.native: Any = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
-        """Kept here because llama.cpp holds no reference to it."""
+        """Callback for llama.cpp. Kept here because llama.cpp holds no reference to it."""
         self._pause: YieldPoint = lambda: None
         self._slice_s = SLICE_S
         self._paused_at = self._paused_s = 0.0
         self._row_s = 0.0
-        """How long a row took; 0: not known yet."""
+        """How long a row took, in seconds; 0: not known yet."""
         self._nodes, self._seen = NODES, 0
         self._stride = 1
         self._ended_by: BaseException | None = None
 
     def decode(self, rows: int, pause: YieldPoint, decode: Callable[[], int]) -> int:
-        """What ``decode`` returns, which computes one graph of so many ``rows``. Raises what ``pause`` raises."""
+        """Call ``decode``, which computes one graph of so many ``rows``, and return what it returns. Raises what
+        ``pause`` raises."""
         self._stride = max(1, int(self._nodes * SLICE_S / (rows * self._row_s))) if self._row_s else 1
         self._pause, self._seen, self._paused_s = pause, 0, 0.0
         began = self._paused_at = time.perf_counter()

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 AHEAD_BYTES = 32 << 20
 STEP_BYTES = 2 << 20
 MAX_KEPT_BYTES = 32 << 20
-"""The largest place that a ``Scratch`` keeps."""
+"""Bytes of the largest place that a ``Scratch`` keeps."""
 
 
 class HostMemory:
@@ -35,11 +35,11 @@ class HostMemory:
         self._ready = 0
         """Number of bytes from the start whose pages are populated, or queued for it."""
         self._wanted: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
-        """``None`` ends the thread."""
+        """Offsets and sizes of the pages to populate, in bytes; ``None`` ends the thread."""
         self._look_ahead(0)
         self._begun = threading.Lock()
-        """Taken once the thread is there. That is not now: the thread that loads the model may be of low priority, and
-        what it starts would be too."""
+        """Lock that is taken once the thread is there. That is not now: the thread that loads the model may be of low
+        priority, and what it starts would be too."""
         while not self._wanted.empty():
             self._populate_next()
 

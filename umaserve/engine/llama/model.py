@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 CELLS_ROUNDED_TO = 256
 
 ROWS_OF_STREAM = 8
-"""Of logits in a decode, at most, for which an empty model says what they take: those of a stream's draft tokens. Those
-of a prompt's log-probabilities count once for all."""
+"""Most rows of logits of one stream in a decode for which an empty model says what they take: those of its draft
+tokens. The rows of a prompt's log-probabilities count once for all."""
 
 KEPT_STATES = 2
 """Earlier states that a sequence with a recurrent state keeps, each in as much memory as the latest. With two, a decode
@@ -116,7 +116,7 @@ class Model:
         self.n_seq_max = self._sequences(sequences)
         """Sequences that share the cells; where these are divided, there are fewer."""
         self.parts = 0
-        """Into how many the KV cells are divided, one for each sequence; 0: all sequences share them."""
+        """Number of parts into which the KV cells are divided, one for each sequence; 0: all sequences share them."""
         if parted and self.sequences_can_be_cut and not self._is_made_to_embed():
             self.parts = next((parts for parts, _each in self.divisions()), 0)
         try:
@@ -131,7 +131,7 @@ class Model:
         """Whether tokenizing a prompt adds the start token."""
         self.adds_eos: bool = llama_cpp.llama_vocab_get_add_eos(self.vocab)
         self.pieces = [self._piece(token, special=False) for token in range(self.n_vocab)]
-        """The text of each token, which control tokens have none of unless they are shown."""
+        """Text of each token, which control tokens have none of unless they are shown."""
         self.shown: set[int] = set()
         self.end_tokens = frozenset(
             token for token in range(self.n_vocab) if llama_cpp.llama_vocab_is_eog(self.vocab, token)
@@ -158,7 +158,7 @@ class Model:
 
     @property
     def written_window(self) -> int:
-        """The same as the file says, whether the model uses it or not."""
+        """Tokens of the sliding window that the file names, whether the model uses it or not; 0 if it names none."""
         written = self._metadata(f"{self.architecture}.attention.sliding_window".encode())
         return int(written) if written.isdecimal() else 0
 
@@ -197,7 +197,7 @@ class Model:
         )
 
     def _gpu_bytes(self) -> int:
-        """About so many bytes of weights are in the memory of GPUs."""
+        """Approximate bytes of weights in the memory of GPUs."""
         if not backends.have_gpu():
             return 0
         # llama.cpp counts the output as a layer.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from umaserve.sessions.kv_operations import Copy, Divide, KVOperation, Load, Move, Release, Save, Shed
 
 Gaps = tuple[tuple[int, int], ...]
-"""For each gap: the index of the first token after it, and the number of positions skipped there."""
+"""Gaps of a sequence. For each: the index of the first token after it, and the number of positions skipped there."""
 
 
 class Positions:
@@ -22,12 +22,12 @@ class Positions:
         return index if gaps is None else index - sum(size for end, size in gaps if end <= index)
 
     def skip(self, slot: int, end: int, size: int) -> None:
-        """The chunk that ends before token ``end`` took ``size`` fewer positions than tokens."""
+        """Note that the chunk that ends before token ``end`` took ``size`` fewer positions than tokens."""
         if size:
             self._gaps[slot] = (*self._gaps.get(slot, ()), (end, size))
 
     def forget_saved(self, offset: int) -> None:
-        """What is saved there now has no gaps; from any thread."""
+        """Forget the gaps of what was saved at ``offset``: what is saved there now has none. From any thread."""
         self._saved.pop(offset, None)
 
     def follow(self, move: KVOperation) -> None:

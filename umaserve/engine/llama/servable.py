@@ -10,10 +10,10 @@ from umaserve.core.errors import ModelError
 from umaserve.engine.files import gguf
 
 MIN_CONTEXT = 2
-"""A token of the prompt and one of the answer."""
+"""Least context of a model, in tokens: a token of the prompt and one of the answer."""
 
 UTF8_BYTES = frozenset("".join(map(chr, range(0x800))).encode()) | set(range(0xE0, 0xF5))
-"""Those that occur in texts, all but 13."""
+"""Bytes that occur in texts, all but 13."""
 
 _OTHER_KINDS = {
     "adapter": "a LoRA adapter: give it with --lora, beside the model that it was made for",
@@ -51,7 +51,8 @@ def serves_text(native: Any) -> bool:
 
 
 def _check_vocabulary(path: str, vocabulary: Any) -> None:
-    """llama.cpp writes what has no token of its own byte by byte, and ends the process at a byte without one."""
+    """Check that there is a token for each byte of texts: llama.cpp writes what has no token of its own byte by byte,
+    and ends the process at a byte without one."""
     if llama_cpp.llama_vocab_type(vocabulary) != llama_cpp.LLAMA_VOCAB_TYPE_SPM:
         return
     n_tokens = llama_cpp.llama_vocab_n_tokens(vocabulary)

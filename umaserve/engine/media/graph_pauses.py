@@ -13,13 +13,13 @@ from llama_cpp._ggml import libggml
 from umaserve.sessions.engine_api import YieldPoint
 
 SLICE_S = 0.01
-"""Computing time between two pauses."""
+"""Computing time between two pauses, in seconds."""
 LIGHT_ELEMENTS, LIGHT_NODES = 4096, 16
-"""A node of at most ``LIGHT_ELEMENTS`` takes less than a millisecond, so the graph stops only after every
-``LIGHT_NODES`` of them: stopping after each of the thousands of nodes of a frame would take 10 of its 80 ms (two
-threads)."""
+"""Limits for light nodes: one of at most ``LIGHT_ELEMENTS`` takes less than a millisecond, so the graph stops only
+after every ``LIGHT_NODES`` of them: stopping after each of the thousands of nodes of a frame would take 10 of its 80 ms
+(two threads)."""
 TOP_K = 50
-"""Top-k sampling of a frame's codes."""
+"""Number of candidates in the top-k sampling of a frame's codes."""
 
 _INDEXED_BY = {b"sample_top_k_logits": TOP_K, b"cache_set_out": 1}
 """Tensors that llama.cpp computes a row's index from, with their number of elements. NaN or infinity gives an index out
@@ -34,14 +34,15 @@ _read = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
 
 
 class GraphPauses:
-    """Between ``begin`` and ``end``, a graph computed with the callback ``native`` pauses every ``SLICE_S``.
+    """Pauses a graph computed with the callback ``native`` every ``SLICE_S``, between ``begin`` and ``end``.
 
-    It stops where a pause raises, or where a NaN or an infinity would make llama.cpp abort; ``check`` then raises why.
+    The graph stops where a pause raises, or where a NaN or an infinity would make llama.cpp abort; ``check`` then
+    raises why.
     """
 
     def __init__(self) -> None:
         self.native: Any = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
-        """Kept here because llama.cpp holds no reference to it."""
+        """Callback for llama.cpp. Kept here because llama.cpp holds no reference to it."""
         self._pause: YieldPoint | None = None
         self._paused_at = 0.0
         self._light_nodes = 0

@@ -26,18 +26,18 @@ from umaserve.sessions.engine_api import YieldPoint
 log = logging.getLogger(__name__)
 
 SLICE_S = 0.01
-"""Encoding time between two pauses: less than most ticks take."""
+"""Encoding time between two pauses, in seconds: less than most ticks take."""
 MIN_SHARE = 0.25
-"""A slice takes at least this share of the last pause: otherwise encoding would hardly advance beside long ticks."""
+"""Least length of a slice, as a share of the last pause: otherwise encoding would hardly advance beside long ticks."""
 MAX_ASPECT = 100
 MIN_SAMPLES = 1600
-"""Shorter sounds are padded with silence."""
+"""Least samples of a sound; shorter ones are padded with silence."""
 _DIGEST_BYTES = 16
 PICTURE_BYTES = 512 * 512 * 3 * 4
-"""The estimated size of a preprocessed picture or slice: 512 x 512 pixels of three float32."""
+"""Estimated size of a preprocessed picture or slice, in bytes: 512 x 512 pixels of three float32."""
 MAX_WINDOW_S = 32
 _OTHER_WIDTH = re.compile(r"text model \(n_embd = (\d+)\) and \S*mmproj \(n_embd = (\d+)\)")
-"""What llama.cpp says of a projector for a model of another width."""
+"""Message of llama.cpp about a projector for a model of another width."""
 _NO_PROJECTOR = (
     "it is no projector, since it encodes neither images nor sounds: give the one that was made for the model; its "
     "file is often named mmproj"
@@ -52,17 +52,18 @@ class Places(NamedTuple):
     images have no use for."""
 
     first: npt.NDArray[np.int32]
-    """Of a chunk at position 0, shape (4, tokens)."""
+    """Positions of a chunk at position 0, shape (4, tokens)."""
     moves: npt.NDArray[np.int32]
-    """What each section adds for each position that the chunk lies further on, shape (4, 1)."""
+    """Amount that each section adds for each position that the chunk lies further on, shape (4, 1)."""
 
     def at(self, position: int) -> npt.NDArray[np.int32]:
-        """Of a chunk at ``position``, shape (4, tokens)."""
+        """Positions of a chunk at ``position``, shape (4, tokens)."""
         return self.first + position * self.moves
 
 
 class MediaChunk:
-    """What is encoded in one call: laid out first, encoded when a prompt gets to it. Implements ``engine_api.Chunk``.
+    """Chunk of media that is encoded in one call: laid out first, encoded when a prompt gets to it. Implements
+    ``engine_api.Chunk``.
 
     ``places``: where M-RoPE puts its tokens; ``None`` where they just count up. ``positions``: the number of positions
     it takes.
@@ -85,7 +86,7 @@ class MediaChunk:
 
     @property
     def n_bytes(self) -> int:
-        """Its estimated memory."""
+        """Memory of the chunk, in bytes; estimated until it is encoded."""
         return self._n_bytes if self.embeddings is None else self.embeddings.nbytes
 
     @property
@@ -128,10 +129,11 @@ class Projector:
         self.sees: bool = mtmd_cpp.mtmd_support_vision(self._native)
         self.hears: bool = mtmd_cpp.mtmd_support_audio(self._native)
         self.sample_rate: int = mtmd_cpp.mtmd_get_audio_sample_rate(self._native) if self.hears else 0
-        """Of its audio input, in Hz; 0 where it takes no audio."""
+        """Sample rate of the audio input, in Hz; 0 where it takes no audio."""
         self._mrope: bool = mtmd_cpp.mtmd_decode_use_mrope(self._native)
         self.window_s = self._window_s()
-        """Seconds of sound that it encodes at once: shorter sound is padded with silence and costs as much."""
+        """Seconds of sound that the projector encodes at once: shorter sound is padded with silence and costs as
+        much."""
 
     def lay_out(self, content: Picture | Samples, digest: bytes) -> list[Piece]:
         """The pieces of a prompt for a picture, or for sound at ``sample_rate``; ``digest`` is that of the content.
@@ -241,7 +243,7 @@ def _is_text(native: Any) -> bool:
 
 
 def _image_places(image: Any, n: int, position: int) -> npt.NDArray[np.int32]:
-    """Where M-RoPE puts the ``n`` tokens of an image at ``position``, shape (4, n)."""
+    """Positions that M-RoPE gives the ``n`` tokens of an image at ``position``, shape (4, n)."""
     found = (mtmd_cpp.mtmd_decoder_pos * n)()
     mtmd_cpp.mtmd_helper_image_get_decoder_pos(image, position, found)
     return np.array([(at.t, at.y, at.x, at.z) for at in found], np.int32).T
@@ -272,7 +274,7 @@ def _loaded(path: str, model: Model, params: Any) -> Any:
 
 
 def _problem(model: str, said: str) -> str:
-    """Why llama.cpp, which ``said`` so, doesn't load a projector for this model, and what to do."""
+    """Reason why llama.cpp, which ``said`` so, doesn't load a projector for this model, and what to do."""
     widths = _OTHER_WIDTH.search(said)
     if widths is not None:
         return (

@@ -25,21 +25,22 @@ from umaserve.sessions.engine_api import Span, media_ids
 
 BASE64_STEP = 1 << 16
 MAX_DECODING_S = 120
-"""After this time, a request's remaining media are refused: the media of all other requests wait meanwhile."""
+"""Most seconds for a request's media. After this time, the remaining ones are refused: the media of all other requests
+wait meanwhile."""
 SHRINKINGS = 6
 """How often a picture is made smaller until the projector cuts it into few enough slices."""
 _OPEN_ID, _CLOSE_ID = "<image_id>", "</image_id>"
-"""MiniCPM-V was trained with these around an image's number, from 0. llama.cpp's mtmd doesn't insert them."""
+"""Marks around an image's number, from 0, with which MiniCPM-V was trained. llama.cpp's mtmd doesn't insert them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids; within ``spans``, the ids that stand for media (``engine_api.media_ids``)."""
+    """Prompt as token ids; within ``spans``, the ids that stand for media (``engine_api.media_ids``)."""
 
     tokens: Sequence[int]
     spans: Sequence[Span]
     sound_s: float = 0.0
-    """The seconds of sound in it."""
+    """Seconds of sound in the prompt."""
 
 
 class MediaReader:
@@ -110,7 +111,7 @@ class MediaReader:
         return f"Image {index + 1}: " if before.endswith("\n") or not before else f"\nImage {index + 1}: "
 
     def shed(self) -> None:
-        """Memory is short: clear the cache."""
+        """Clear the cache, since memory is short."""
         self._cache.clear()
 
     def _text(self, text: str) -> list[int]:
@@ -192,14 +193,15 @@ class _Room:
         self._wanted = wanted
 
     def begin(self, field: str) -> None:
-        """Raises ``RequestError`` where the media before this one took too long."""
+        """Begin with the media of ``field``. Raises ``RequestError`` where the media before this one took too long."""
         self._field = field
         if time.monotonic() > self._until:
             what = f"the media before it took more than {MAX_DECODING_S} s to decode: send fewer, or smaller ones"
             raise RequestError(Fault.BAD_REQUEST, field, f"{what}")
 
     def take(self, pieces: Sequence[Piece]) -> None:
-        """Raises ``RequestError`` where ``pieces`` don't fit, or nobody waits for the prompt any more."""
+        """Take room for ``pieces``. Raises ``RequestError`` where they don't fit, or nobody waits for the prompt any
+        more."""
         if not self._wanted():
             raise RequestError(Fault.TIMED_OUT, self._field, "nobody waits for it any more")
         self._tokens += sum(chunk.tokens for chunk in media_chunks(pieces))
@@ -247,7 +249,7 @@ def _refused(media: Media, message: str) -> RequestError:
 
 
 def _decoded(data: Base64) -> bytes:
-    """Decoded in steps, because each call holds the GIL."""
+    """Decode base64 in steps, because each call holds the GIL."""
     decoded = io.BytesIO()
     for start in range(0, len(data), BASE64_STEP):
         piece = data[start : start + BASE64_STEP]

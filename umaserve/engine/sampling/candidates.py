@@ -16,7 +16,7 @@ Left = npt.NDArray[np.void]
 """Candidates that sampling has left, with their probabilities."""
 
 COLUMNS = 1024
-"""Into so many a row of logits is divided to find the likeliest."""
+"""Number of columns into which a row of logits is divided to find the likeliest."""
 
 
 class Candidates:

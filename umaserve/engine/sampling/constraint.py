@@ -19,32 +19,34 @@ from umaserve.engine.llama.model import Model
 from umaserve.engine.sampling.candidates import Logits
 
 STACK_BYTES = 256 * 2**20
-"""llguidance recurses for each rule within a rule. 64 KiB of rules take some 50 MiB; the rest is never touched."""
+"""Bytes of stack to compile a grammar: llguidance recurses for each rule within a rule. 64 KiB of rules take some 50
+MiB; the rest is never touched."""
 MAX_COMPILING_S = 10.0
-"""Requests are prepared one at a time: the others wait for it."""
+"""Most seconds to compile a grammar. Requests are prepared one at a time: the others wait for it."""
 MAX_ROW_ITEMS = 4000
-"""The parts of a grammar that may go on at one place of a text: an object takes four for each optional property. The
+"""Most parts of a grammar that may go on at one place of a text: an object takes four for each optional property. The
 time of a step grows with up to their cube."""
 MAX_NESTED_ROW_ITEMS = 400
-"""The same where one text may have many readings: then the row of each place has items from all places before, and a
-token of 64 characters takes up to 0.5 s."""
+"""Most parts, as ``MAX_ROW_ITEMS``, where one text may have many readings: then the row of each place has items from
+all places before, and a token of 64 characters takes up to 0.5 s."""
 MAX_QUICK_S = 0.0002
-"""A longer step gives Python's lock away, which costs 40 us."""
+"""Longest quick step, in seconds. A longer step gives Python's lock away, which costs 40 us."""
 MAX_MESSAGE = 300
-"""Characters of llguidance's messages that a client gets."""
+"""Most characters of llguidance's messages that a client gets."""
 
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
-"""Otherwise llguidance looks in every step for text that has to follow, and takes a second where it is long."""
+"""Options for llguidance, which otherwise looks in every step for text that has to follow, and takes a second where it
+is long."""
 _CLUTTER = re.compile(r"^at \d+\(\d+\): |\n +\d+ \| .*|<non-verbose/>|<backtrace>.*", re.DOTALL)
-"""In llguidance's messages: places in our own Lark, and its text."""
+"""Clutter in llguidance's messages: places in our own Lark, and its text."""
 _REFUSED = "doesn't satisfy the grammar"
-"""In llguidance's message about a token."""
+"""Words in llguidance's message about a token that the grammar refuses."""
 _TOO_MANY_WAYS = re.compile(r"items|too many (expressions|states)|fuel")
-"""In llguidance's messages about its limits."""
+"""Words in llguidance's messages about its limits."""
 
 
 def _limits(n_vocab: int, *, nested: bool) -> LLParserLimits:
-    """What one step may take: mostly a fraction of a second. Larger vocabularies need more items."""
+    """Limits of one step, mostly a fraction of a second. Larger vocabularies need more items."""
     return LLParserLimits(
         max_items_in_row=MAX_NESTED_ROW_ITEMS if nested else MAX_ROW_ITEMS,
         step_max_items=max(50_000, n_vocab // 2),
@@ -71,7 +73,7 @@ class Vocabulary:
             slices=None,
         )
         self.any_text = LLMatcher(self.tokenizer, "start: /(?s:.*)/\n", log_level=0)
-        """What else to advance where Python's lock has to be given away."""
+        """Matcher of any text, to advance beside another one where Python's lock has to be given away."""
 
 
 class Constraint:
@@ -103,7 +105,7 @@ class Constraint:
         self._is_quick = not nested
         self._waiting = bool(after)
         self._tail = b""
-        """While waiting for ``after``: the end of the text, at most one byte shorter than ``after``."""
+        """End of the text while waiting for ``after``, at most one byte shorter than ``after``."""
         # Of a grammar without texts that is an error.
         self._check(self._matcher)
 
@@ -113,7 +115,7 @@ class Constraint:
         return self._waiting
 
     def copy(self) -> Constraint:
-        """The same grammar in the same state, for another sequence."""
+        """Copy the grammar in its present state, for another sequence."""
         other = copy.copy(self)
         other._matcher = self._matcher.deep_copy()
         return other
@@ -180,7 +182,7 @@ _threads = threading.local()
 
 
 def _executor() -> LLExecutor:
-    """This thread's own: matchers of several threads would wait for each other in one."""
+    """Executor of this thread alone: matchers of several threads would wait for each other in one."""
     if not hasattr(_threads, "executor"):
         _threads.executor = LLExecutor(1)
     executor: LLExecutor = _threads.executor

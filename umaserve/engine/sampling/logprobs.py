@@ -13,7 +13,7 @@ from umaserve.engine.sampling.candidates import COLUMNS, Left, Logits
 from umaserve.sessions.engine_api import Scoring
 
 MAX_PROMPT_ENTRIES = 1 << 17
-"""Log-probabilities of one prompt, alternatives included: some 4 MB as JSON."""
+"""Most log-probabilities of one prompt, alternatives included: some 4 MB as JSON."""
 
 
 class Scores:
@@ -38,7 +38,7 @@ class Scores:
 def scores_of_prompt(
     rows: Sequence[Logits], tokens: Sequence[int], scoring: Scoring, written: Callable[[int], bytes]
 ) -> list[Logprobs]:
-    """Of the token behind each of ``tokens``, which have given these rows."""
+    """Log-probabilities of the token behind each of ``tokens``, which have given these rows."""
     following = (*tokens[1:], scoring.following)
     return [
         Scores(logits).report(token, scoring.alternatives, written, ranked=True)
@@ -47,7 +47,8 @@ def scores_of_prompt(
 
 
 def scores_after(left: Left, chosen: int, n: int, written: Callable[[int], bytes]) -> Logprobs:
-    """As ``Scores.report``, of the tokens that sampling ``left`` to draw from, without those that it left no chance."""
+    """Log-probabilities as ``Scores.report``, of the tokens that sampling ``left`` to draw from, without those that it
+    left no chance."""
     ids, chances = left["id"], left["p"]
 
     def scored(token: int, chance: float) -> Scored:

@@ -19,7 +19,8 @@ from umaserve.engine.sampling.steps import Step
 from umaserve.engine.sampling.thinking import AfterThoughts, Thinking
 
 MIN_TEMPERATURE = 1e-3
-"""Below it, sampling is greedy: the result would be the same, and dividing by the temperature could overflow."""
+"""Temperature below which sampling is greedy: the result would be the same, and dividing by the temperature could
+overflow."""
 
 
 class Sampler:
@@ -62,7 +63,7 @@ class Sampler:
         self._chain = None if plain else _chain(n_vocab, sampling)
         self._draws = sampling.temperature >= MIN_TEMPERATURE
         self.step: Step | None = None
-        """What samples its next token, until that is taken."""
+        """Step that samples the next token, until that is taken."""
         self.was_late = False
         """Whether a tick did not wait for its token to the end."""
         self.left: Left | None = None
@@ -188,6 +189,6 @@ def _chain(n_vocab: int, sampling: Sampling) -> Any:
 
 
 def _before_greedy(samplers: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that change which token is the likeliest: the penalties, and what leaves them fewer candidates."""
+    """Samplers that change which token is the likeliest: the penalties, and what leaves them fewer candidates."""
     before = samplers[: samplers.index("temperature")] if "temperature" in samplers else samplers
     return before[: before.index("penalties") + 1] if "penalties" in before else ()

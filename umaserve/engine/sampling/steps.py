@@ -15,9 +15,9 @@ from umaserve.system.threads import be_called, make_nice
 Sampled = tuple[int, Logprobs | None]
 
 MAX_STEP_S = 10.0
-"""A request whose next token takes longer is given up."""
+"""Most seconds for a request's next token; a request that needs longer is given up."""
 NICE = 19
-"""Of a thread that a slow step keeps: other streams are computed beside it."""
+"""Niceness of a thread that a slow step keeps: other streams are computed beside it."""
 
 
 class Step:
@@ -58,8 +58,8 @@ class Step:
             self.ended.set()
 
     def take(self) -> tuple[list[Sampled], bool]:
-        """What was sampled since the last call, and whether that is all; else one more token comes. Raises what
-        sampling has raised, and ``RequestError`` where it takes too long."""
+        """Take what was sampled since the last call; returns it, and whether that is all: else one more token comes.
+        Raises what sampling has raised, and ``RequestError`` where it takes too long."""
         with self._lock:
             if self._error is not None:
                 raise self._error

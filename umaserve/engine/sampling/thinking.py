@@ -12,7 +12,7 @@ from umaserve.engine.sampling.candidates import Logits
 from umaserve.engine.sampling.constraint import Constraint
 
 MAX_BLANK = 8
-"""Characters of white space before a text that a grammar begins with: small models write it without end."""
+"""Most characters of white space before a text that a grammar begins with: small models write it without end."""
 
 
 class Thinking:
@@ -48,7 +48,7 @@ class Thinking:
         self.thoughts.push(self._decoder.decode(self.pieces[token]))
 
     def after(self, token: int) -> tuple[ThoughtSplitter, list[Piece]]:
-        """What ``accept`` would make of ``thoughts``, and the pieces that ``token`` completes."""
+        """State that ``accept`` would give ``thoughts``, and the pieces that ``token`` completes."""
         state, thoughts = self._decoder.getstate(), self.thoughts.copy()
         pieces = thoughts.push(self._decoder.decode(self.pieces[token]))
         self._decoder.setstate(state)
@@ -56,8 +56,8 @@ class Thinking:
 
 
 class AfterThoughts:
-    """``grammar`` for the text after the thoughts that ``thinking`` follows: it never sees them, nor marks, nor white
-    space around them. Where no thought has begun, the text may begin with one or with what the grammar allows."""
+    """Holds the text after the thoughts that ``thinking`` follows to ``grammar``, which never sees them, nor marks, nor
+    white space around them. Where no thought has begun, the text may begin with one or with what the grammar allows."""
 
     def __init__(
         self, grammar: Constraint, thinking: Thinking, end_tokens: Collection[int], *, more_marks: bool
@@ -76,7 +76,7 @@ class AfterThoughts:
         """Tokens that may be the beginning of a mark or of that text."""
 
     def accept(self, token: int) -> bool:
-        """As ``Constraint.accept``; afterwards ``thinking`` advances."""
+        """Advance by ``token``, as ``Constraint.accept``; afterwards ``thinking`` advances."""
         if self._begun:
             return self.grammar.accept(token)
         before = self._thinking.thoughts
@@ -102,7 +102,7 @@ class AfterThoughts:
         return self._begin(token) if not marked else self.grammar.waiting
 
     def mask(self, logits: Logits, forbidden: int) -> Logits:
-        """As ``Constraint.mask``."""
+        """Copy of ``logits`` with -inf for forbidden tokens, as ``Constraint.mask``."""
         if self._begun:
             return self.grammar.mask(logits, forbidden)
         if self._thinking.thoughts.thinking:

@@ -14,21 +14,22 @@ from umaserve.engine.sampling.steps import Sampled, Step, StepThread
 from umaserve.sessions.engine_api import Run, Scoring
 
 MIN_WAIT_S = 0.005
-"""For the grammars of a tick's streams, and as long as the decode took where that is more: none of them makes a tick
-more than twice as long."""
+"""Least seconds to wait for the grammars of a tick's streams; as long as the decode took where that is more: none of
+them makes a tick more than twice as long."""
 IDLE_WAIT_S = 0.02
-"""The same where no other stream runs."""
+"""Seconds to wait for the grammars where no other stream runs."""
 
 
 class TickSampling:
-    """``begin`` after each decode of a tick, ``wait`` after the last, then ``take`` each run's tokens."""
+    """Samples the tokens of a tick: ``begin`` after each decode, ``wait`` after the last, then ``take`` each run's
+    tokens."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self._candidates = Candidates(model.n_vocab)
         self._thread = StepThread(model.n_vocab)
         self._of_prompts: dict[int, list[Logprobs]] = {}
-        """By slot: log-probabilities that are not taken yet."""
+        """Log-probabilities of prompts that are not taken yet, by slot."""
 
     def begin(self, runs: Sequence[Run], logits: Sequence[Logits]) -> list[Step]:
         """Sample what no grammar holds, and begin with the rest; returns the steps of that. ``logits``: a row for each
@@ -71,7 +72,8 @@ class TickSampling:
         self._thread.wait([step for step in steps if step is not None], IDLE_WAIT_S)
 
     def take(self, run: Run) -> tuple[list[Sampled], bool]:
-        """As ``Step.take``: the accepted draft tokens and, if that is all, the token after them."""
+        """Take the tokens of ``run``, as ``Step.take``: the accepted draft tokens and, if that is all, the token after
+        them."""
         sampler = _sampler_of(run)
         assert sampler.step is not None
         sampled, ended = sampler.step.take()
@@ -82,7 +84,7 @@ class TickSampling:
         return sampled, ended
 
     def take_prompt_scores(self, run: Run) -> list[Logprobs]:
-        """What a ``Scoring`` has asked for."""
+        """Take the log-probabilities that a ``Scoring`` has asked for."""
         return self._of_prompts.pop(run.slot)
 
     def close(self) -> None:

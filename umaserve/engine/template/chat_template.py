@@ -22,13 +22,13 @@ from umaserve.engine.template.template_sandbox import FAILURES
 log = logging.getLogger(__name__)
 
 MAX_TEMPLATE = 1 << 20
-"""Characters in a template; the longest known has 20,000."""
+"""Most characters in a template; the longest known has 20,000."""
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""What most models without a template were trained with."""
+"""Template that most models without one were trained with."""
 
 
 class ChatTemplate:
@@ -139,7 +139,7 @@ class ChatTemplate:
         opens_answer: bool,
         is_text: bool = False,
     ) -> str:
-        """``is_text``: the answer is no call, though there are tools."""
+        """The prompt for ``turns``. ``is_text``: the answer is no call, though there are tools."""
         template = self._with_tools if tools else self._template
         if template is None:
             raise RequestError(Fault.BAD_REQUEST, "messages", self._problem)

@@ -15,7 +15,7 @@ ANSWER = 256
 _PROJECT, _FILE = "myproject\n", "filename\n"
 """llama-server's names for a repository and a file that have none."""
 _SNIPPET = "\n\n--- snippet ---\n\n"
-"""Before each other text, for vocabularies without a token that begins a file."""
+"""Text before each other text, for vocabularies without a token that begins a file."""
 _NO_NAME = "tmp"
 
 

@@ -16,7 +16,7 @@ from umaserve.core.requests import Attachment, ChatTurn, ToolCall
 from umaserve.engine.llama.model import Model
 
 Tokenize = Callable[..., list[int]]
-"""As ``Model.tokenize``, with ``begins``."""
+"""Function that tokenizes a text, as ``Model.tokenize``, with ``begins``."""
 
 
 class PlainContent:
@@ -92,6 +92,6 @@ class _Marks:
 
 
 def _pattern(names: Iterable[str]) -> re.Pattern[str] | None:
-    """Matches any of ``names``, the longest that is there; ``None`` where there are none."""
+    """Pattern that matches any of ``names``, the longest that is there; ``None`` where there are none."""
     longest_first = sorted(names, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None

@@ -22,17 +22,17 @@ from umaserve.system import program
 log = logging.getLogger(__name__)
 
 MAX_S = 10.0
-"""Seconds for one rendering. A million steps of a template take less than two."""
+"""Most seconds for one rendering. A million steps of a template take less than two."""
 
 _PROGRAM = "umaserve.engine.template.template_program"
 
 
 class TooSlow(Exception):
-    """The rendering took too long."""
+    """Raised where the rendering took too long."""
 
 
 class TooLong(Exception):
-    """The text is longer than it may be."""
+    """Raised where the text is longer than it may be."""
 
 
 class Renderer:
@@ -114,7 +114,7 @@ class Renderer:
         raise jinja2.TemplateError(f"its rendering {program.end(status)}")
 
     def _end(self) -> int:
-        """Returns the exit status."""
+        """End the process, if it runs; returns the exit status."""
         process, stream = self._process, self._stream
         self._process = self._stream = None
         if process is None or stream is None:
@@ -130,5 +130,5 @@ class Renderer:
 
 
 RENDERER = Renderer()
-"""That of this process."""
+"""Renderer of this process."""
 atexit.register(RENDERER.close)

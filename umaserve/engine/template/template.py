@@ -23,11 +23,11 @@ from umaserve.engine.template.template_sandbox import FAILURES, Sandbox
 MAX_GROWTH = 256 * 1024
 """How many characters a prompt may be longer than twice the text of turns and tools."""
 MAX_PROBLEM = 300
-"""Characters of a template's own words in an error."""
+"""Most characters of a template's own words in an error."""
 MAX_STEPS = 1_000_000
-"""Loop iterations and calls for one prompt. Some templates look through all of 1,024 turns for each of them."""
+"""Most loop iterations and calls for one prompt. Some templates look through all of 1,024 turns for each of them."""
 MAX_PROBE_STEPS = 10_000
-"""The same for one of the short conversations from which a template's form is learned."""
+"""Most loop iterations and calls for one of the short conversations from which a template's form is learned."""
 
 
 KEPT_THOUGHTS: dict[str, tuple[object, object]] = {
@@ -78,9 +78,9 @@ class Template:
         # Some tell how to write calls, and write none themselves.
         in_words = form is None and _TELLS_FORM.search(source) is not None and "tools" in self.variables
         self.writes_calls = calls is not None or in_words or (form is not None and writes(self._probed_calls, form))
-        """Whether it writes the calls of earlier turns."""
+        """Whether the template writes the calls of earlier turns."""
         self.tells_tools = (self.form.tools and form is not None) or in_words
-        """Whether it describes the tools, and asks for calls in a form that is known here."""
+        """Whether the template describes the tools, and asks for calls in a form that is known here."""
         self.tool_form = form or TOLD_IN_WORDS
         """How the model writes calls."""
 

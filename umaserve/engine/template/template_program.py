@@ -21,9 +21,9 @@ from umaserve.engine.template.template_sandbox import FAILURES, STEPS, NoTools, 
 from umaserve.system import program
 
 MAX_BYTES = 2 << 30
-"""Bytes of address space. Two texts of the longest that a template may make take half of it."""
+"""Most bytes of address space. Two texts of the longest that a template may make take half of it."""
 MAX_TEMPLATES = 16
-"""Compiled templates that are kept: a model has two."""
+"""Most compiled templates that are kept: a model has two."""
 
 _LENGTH = struct.Struct("!Q")
 
@@ -57,7 +57,7 @@ class Templates:
         self._compiled: dict[str, jinja2.Template] = {}
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """What comes of one request: ``text``, or why there is none: ``too_long``, or a ``failure``, in which line."""
+        """Answer to one request: ``text``, or why there is none: ``too_long``, or a ``failure``, in which line."""
         try:
             self._today = datetime.fromisoformat(asked["today"])
             template = self._template(asked["source"])

@@ -23,11 +23,12 @@ MAX_JOINED = 1 << 26
 """The longest text that is concatenated: ``s ~ s`` in a loop would take the host's memory."""
 
 FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError, AttributeError)
-"""What a rendering raises: templates raise on purpose, and Python's errors on turns that their author didn't expect."""
+"""Exceptions that a rendering raises: templates raise on purpose, and Python's errors on turns that their author didn't
+expect."""
 
 
 class Absent(jinja2.ChainableUndefined):
-    """What is undefined: so are its attributes, and it adds nothing to a text."""
+    """An undefined value: its attributes are undefined too, and it adds nothing to a text."""
 
     def __add__(self, other: Any) -> Any:
         return other if isinstance(other, str) else super().__add__(other)
@@ -82,7 +83,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks the text to train on, and changes nothing when rendered."""
+    """Tag ``{% generation %}``, which marks the text to train on, and changes nothing when rendered."""
 
     tags = {"generation"}  # noqa: RUF012 -- declared so by jinja2
 
@@ -157,7 +158,7 @@ def _to_json(
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has for ``value``: null for what is undefined, an array for what a filter such as ``map`` makes."""
+    """JSON equivalent of ``value``: null for what is undefined, an array for what a filter such as ``map`` makes."""
     if isinstance(value, jinja2.Undefined):
         return None
     if isinstance(value, Iterator):

@@ -27,18 +27,18 @@ from umaserve.speech.voice import MAX_HEARD_S, SAMPLE_RATE, Samples
 
 FRAMES_A_SECOND = 12.5
 MAX_S, MAX_S_A_CHARACTER = 3.0, 0.25
-"""The longest speech: a constant part and a part per character. Normal speech has some 15 characters a second, and
-numbers in digits 3, so that longer output means that the model doesn't find its end."""
+"""Longest speech, in seconds: a constant part and a part per character. Normal speech has some 15 characters a second,
+and numbers in digits 3, so that longer output means that the model doesn't find its end."""
 PROMPT_STEP = 16
 """Tokens of the prompt per decode."""
 DRAWS, MAX_DRAWN = 2**15, 1 - 1e-4
-"""Qwen3-TTS draws each code with a random number in [0, 1), fewer than ``DRAWS`` of them in a sentence. The sum of the
-probabilities is rounded: a random number above it selects a code out of range, at which llama.cpp aborts the process.
-So the first ``DRAWS`` random numbers of a seed must all be below ``MAX_DRAWN``."""
+"""Limits for Qwen3-TTS, which draws each code with a random number in [0, 1), fewer than ``DRAWS`` of them in a
+sentence. The sum of the probabilities is rounded: a random number above it selects a code out of range, at which
+llama.cpp aborts the process. So the first ``DRAWS`` random numbers of a seed must all be below ``MAX_DRAWN``."""
 SEED, OTHER_SEED = 68, 91
 
 _MAX_TOKENS = 4 * LIMIT + 32
-"""At most one token per byte, and a few that are added; llama.cpp may compute them all in one batch."""
+"""Most tokens of a text: one per byte, and a few that are added; llama.cpp may compute them all in one batch."""
 _CELLS = _MAX_TOKENS + int(MAX_HEARD_S * FRAMES_A_SECOND) + int((MAX_S + MAX_S_A_CHARACTER * LIMIT) * FRAMES_A_SECOND)
 _KINDS: dict[int, type[PocketTts | Qwen3Tts]] = {
     mtmd_cpp.MTMD_GEN_AUDIO_TYPE_POCKETTTS: PocketTts,
@@ -59,7 +59,7 @@ class LlamaVoice:
     def __init__(self, config: Config, own: Samples | None = None) -> None:
         self.name = Path(config.tts_model).stem
         self.languages: Sequence[str] = ("en",)
-        """The model's own after ``load``."""
+        """Languages that the voice speaks; the model's own after ``load``."""
         self._config = config
         self._own = own
         self._loaded: _Loaded | None = None
@@ -70,8 +70,9 @@ class LlamaVoice:
         self.languages = self._loaded.kind.languages
 
     def speak(self, text: str, speaker: Samples | None, language: str, pause: YieldPoint) -> Samples:
-        """As in ``Voice``: the same samples for the same text, speaker and language. Only the first ``MAX_HEARD_S``
-        seconds of ``speaker`` are used. Raises ``RuntimeError`` where llama.cpp fails, and what ``pause`` raises."""
+        """Speak ``text``, as ``Voice.speak``: the same samples for the same text, speaker and language. Only the first
+        ``MAX_HEARD_S`` seconds of ``speaker`` are used. Raises ``RuntimeError`` where llama.cpp fails, and what
+        ``pause`` raises."""
         assert self._loaded is not None, "a voice that was not loaded"
         assert len(text) <= LIMIT, "more text than a piece of an answer has"
         if not text.strip():

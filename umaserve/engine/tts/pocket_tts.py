@@ -11,11 +11,11 @@ from umaserve.engine.llama.model import Model
 from umaserve.speech.voice import Samples
 
 _LANGUAGES = {"english": "en", "french": "fr", "german": "de", "italian": "it", "portuguese": "pt", "spanish": "es"}
-"""By the first word of the weights' variant, such as "english_2026-04"; each speaks one language."""
+"""Languages by the first word of the weights' variant, such as "english_2026-04"; each speaks one language."""
 
 
 class PocketTts:
-    """The backbone makes no tokens: the generator gets only its state."""
+    """Pocket TTS: the backbone makes no tokens, and the generator gets only its state."""
 
     name, architecture = "Pocket TTS", "pockettts"
 
@@ -31,7 +31,7 @@ class PocketTts:
         return speaker
 
     def begin(self) -> None:
-        """Nothing to reset between sentences."""
+        """Do nothing: there is nothing to reset between sentences."""
 
     def token(self, _state: Any) -> int:
         return int(llama_cpp.LLAMA_TOKEN_NULL)

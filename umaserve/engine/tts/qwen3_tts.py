@@ -47,11 +47,12 @@ _CONTROL = (
     _END,
 )
 _SAMPLING = Sampling(temperature=0.9, top_k=TOP_K, top_p=1.0, min_p=0.0, repeat_penalty=1.05, seed=0)
-"""The model's own default settings."""
+"""Default settings of the model for sampling."""
 
 
 class Qwen3Tts:
-    """The backbone makes a frame's first code; the generator gets that code and the state. Raises ``ModelError``."""
+    """Qwen3-TTS: the backbone makes a frame's first code; the generator gets that code and the state. Raises
+    ``ModelError``."""
 
     name, architecture = "Qwen3-TTS", "qwen3tts"
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 MAX_TIMEOUT_S = 3600.0
 MAX_RATE = 10**9
 MAX_MODELS = 256
-"""Of one key."""
+"""Most models that the terms of one key may name."""
 
 
 class Admin:
@@ -48,7 +48,7 @@ class Admin:
         self._accounts = accounts
         self._metrics = metrics
         self.token = token
-        """May be replaced at any time."""
+        """The admin token; may be replaced at any time."""
         self._keys = keys
         self._attempts = attempts
         self._stats = stats

@@ -50,11 +50,12 @@ class BackgroundReply:
         self._over = False
         self._status = 0
         self._parts: list[str | bytes] = []
-        """Of a body that comes in parts."""
+        """Received parts of a body that comes in parts."""
         self._n_parts = 0
 
     def start(self, request: RelayedRequest, fields: Mapping[str, Any]) -> bytes | None:
-        """Have it made. ``fields``: those of its body. Returns the response; ``None`` where it was refused."""
+        """Have the response made. ``fields``: those of its body. Returns the response; ``None`` where it was
+        refused."""
         self._request = request
         # A worker that is lost gives its requests back.
         self._memory.keep(len(request.body))
@@ -72,7 +73,7 @@ class BackgroundReply:
     # -- from the pool -------------------------------------------------------------------------------------------
 
     def respond(self, status: int, headers: Mapping[str, str], body: str | bytes) -> None:
-        """The whole reply."""
+        """Take the whole reply."""
         if not self._finish():
             return
         if status != 200:

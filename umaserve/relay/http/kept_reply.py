@@ -42,7 +42,7 @@ class Keeper:
             return None
 
     def take_parsed(self, response: Any) -> bytes | None:
-        """As ``take``. The response is kept, unless it was deleted meanwhile."""
+        """Take a parsed response, as ``take``. The response is kept, unless it was deleted meanwhile."""
         if not isinstance(response, dict) or not isinstance(response.get("output"), list):
             return None
         whole = {**response, **self._shown}

@@ -41,11 +41,11 @@ _PAGES: Mapping[str, Mapping[str, Callable[[TenantsResponses, Request], tuple[in
     "/input_items": {"GET": pages.input_items},
     "/cancel": {"POST": pages.cancel},
 }
-"""By what follows a response's id in the path."""
+"""Handlers of a response's pages, by what follows its id in the path, then by method."""
 
 
 class Responses:
-    """Those of all clients."""
+    """Responses of all clients."""
 
     def __init__(self, loop: Loop, pool: Pool, intake: Intake, budget: InputBudget) -> None:
         self._kept = KeptResponses(loop.now)
@@ -71,7 +71,7 @@ class Responses:
         return (*by_method, "HEAD") if "GET" in by_method else tuple(by_method), show
 
     def relay(self, connection: HttpConnection, request: Request, client_name: str, tenant: str) -> None:
-        """A request to one of ``RESPONSES``; raises ``RequestError``."""
+        """Relay a request to one of ``RESPONSES``; raises ``RequestError``."""
         body, all_kept = read_json(request.body), self._kept.of(tenant)
         fields = body.fields
         exchange = RelayExchange(connection, self._pool)

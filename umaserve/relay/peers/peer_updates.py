@@ -1,4 +1,4 @@
-"""What a relay has to tell other relays, and what of it they were not told yet."""
+"""News that a relay has to tell other relays, and what of it they were not told yet."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import Protocol
 LOOK_S = 0.02
 """How often ours is looked at for changes: for as long, two relays may give a worker, or a key, the same place."""
 TELL_S = 1.0
-"""How often it is told without any: who says nothing is forgotten."""
+"""Interval at which news is told without changes, in seconds: who says nothing is forgotten."""
 REFILLED_S = 60.0
-"""A key's bucket is full again after so long, whatever was taken, unless that was too much."""
+"""Time after which a key's bucket is full again, in seconds, whatever was taken, unless that was too much."""
 RETRY_S = 1.0
-"""After what could not be told."""
+"""Delay of the next attempt after what could not be told or heard, in seconds."""
 
 Used = Mapping[str, tuple[int, int]]
 """Requests and tokens of each key since the start."""
 
 
 class News(Protocol):
-    """What a relay has to tell."""
+    """News: what a relay has to tell."""
 
     @property
     def changes(self) -> int:
-        """Another number after each change."""
+        """Number that differs after each change."""
 
     def loads(self) -> Mapping[str, int]:
-        """What was given to each worker, by its ``instance``."""
+        """Load given to each worker, by its ``instance``."""
 
     def used(self) -> Used: ...
 
 
 class Untold:
-    """What keys have used since it was told last. After a time in which nothing could be told, that is what the last
-    minute or two have used: what was used before would be in no bucket any more. A key may be charged twice for what
-    was told without an answer, but its rate holds."""
+    """Usage of keys since it was told last. After a time in which nothing could be told, that is what the last minute
+    or two have used: what was used before would be in no bucket any more. A key may be charged twice for what was told
+    without an answer, but its rate holds."""
 
     def __init__(self, used: Callable[[], Used], now: Callable[[], float]) -> None:
         """``now``: in seconds."""
@@ -42,23 +42,23 @@ class Untold:
         self._now = now
         self._told: Used = {}
         self._lately: Used = {}
-        """As ``_told``, but of a later time while nothing can be told."""
+        """Usage of keys, as ``_told``, but of a later time while nothing can be told."""
         self._lately_at = now()
         self._telling: Used = {}
 
     def take(self) -> Used:
-        """What is to be told now."""
+        """Take what is to be told now."""
         self._telling = self._used()
         fresh = {name: _minus(used, self._told.get(name, (0, 0))) for name, used in self._telling.items()}
         return {name: new for name, new in fresh.items() if any(new)}
 
     def was_told(self) -> None:
-        """What was taken has arrived."""
+        """Record that what was taken has arrived."""
         self._told = self._lately = self._telling
         self._lately_at = self._now()
 
     def was_lost(self) -> None:
-        """It may not have arrived."""
+        """Record that what was taken may not have arrived."""
         if self._now() - self._lately_at >= REFILLED_S:
             self._told, self._lately, self._lately_at = self._lately, self._used(), self._now()
 

@@ -28,8 +28,7 @@ THREAD_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """The URL of ``redis``, where relays of the same ``fleet`` hear each other; ``None`` as ``credentials``: it wants
-    none."""
+    """Redis or Valkey at a URL, where relays of one ``fleet`` hear each other. No ``credentials``: it wants none."""
 
     redis: str
     fleet: str

@@ -32,7 +32,7 @@ TIMEOUT_S = 5.0
 BLOCK_S = 1.0
 """How long a read waits for news."""
 MAX_ENTRIES = 1000
-"""Of a stream, in one read."""
+"""Most entries of a stream that one read returns."""
 FIELD = b"news"
 
 Credentials = tuple[str] | tuple[str, str]
@@ -98,7 +98,7 @@ class RedisLink:
         self._look()
 
     def close(self) -> None:
-        """At the relay's end: the others need not wait until they forget it."""
+        """Tell at the relay's end that it has no load: the others need not wait until they forget it."""
         self._writing.submit(self._telling({}), lambda _result: None)
 
     # -- what is told --------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class RedisLink:
         self._writing.submit(self._telling(self._news.loads()), self._was_told)
 
     def _telling(self, loads: object) -> Callable[[], None]:
-        """For the thread."""
+        """Make the thread's job that tells ``loads``, and what keys have used."""
         bodies = {self._loads: orjson.dumps({"relay": self._name, "workers": loads})}
         if used := self._untold.take():
             bodies[self._used] = orjson.dumps({"relay": self._name, "keys": used})

@@ -18,27 +18,28 @@ TAIL = 4096
 """Characters of a reply's end in which its usage is looked for."""
 _PROMPT = re.compile(r'"(?:prompt_tokens|input_tokens|prompt_eval_count|tokens_evaluated)"\s*:\s*(\d{1,12})')
 _GENERATED = re.compile(r'"(?:completion_tokens|output_tokens|eval_count|tokens_predicted)"\s*:\s*(\d{1,12})')
-"""As OpenAI's, Anthropic's, Ollama's and llama-server's clients read them. In a text the quotes would be escaped."""
+"""Patterns of the token counts in a reply, as OpenAI's, Anthropic's, Ollama's and llama-server's clients read them. In
+a text the quotes would be escaped."""
 
 
 @dataclass(slots=True)
 class Used:
-    """By one key, since the relay's start."""
+    """Usage of one key since the relay's start."""
 
     requests_total: int = 0
     refused_total: int = 0
-    """For its rates."""
+    """Requests refused for its rates."""
     prompt_tokens_total: int = 0
     generated_tokens_total: int = 0
 
 
 class Accounts:
-    """Those of all keys, by name."""
+    """Accounts of all keys, by name."""
 
     def __init__(self, keys: ClientKeys, clock: Callable[[], float]) -> None:
         self.used: dict[str, Used] = {}
         self.changes = 0
-        """Of ``used``."""
+        """Number of changes of ``used``."""
         self._keys = keys
         self._clock = clock
         self._rates = Rates(0, 0)
@@ -74,12 +75,12 @@ class Accounts:
         return bool(self._keys.terms(name).models)
 
     def visible(self, name: str, models: Iterable[str]) -> list[str]:
-        """Those of ``models`` that the key may use."""
+        """Select the ``models`` that the key may use."""
         allowed = self._keys.terms(name).models
         return [model for model in models if not allowed or model in allowed]
 
     def tally(self, name: str) -> Tally:
-        """For a request of this key."""
+        """Make the tally of a request of this key."""
         return Tally(lambda prompt, generated: self._spend(name, prompt, generated))
 
     def _spend(self, name: str, prompt: int, generated: int) -> None:
@@ -99,7 +100,7 @@ class Accounts:
             self._rates.spend(name, tokens, then, terms.limits, requests=requests)
 
     def shown(self, name: str) -> Mapping[str, int]:
-        """What a key has used, by the names of ``Used``."""
+        """Usage of a key, by the names of ``Used``."""
         return asdict(self.used.get(name, Used()))
 
 
@@ -124,13 +125,13 @@ class Tally:
             self._spent = self._events
 
     def end(self, body: str | bytes | None, counts: TokenCounts | None) -> None:
-        """The reply is whole; ``body``: of one that was not streamed."""
+        """Take the end of the reply, which is whole; ``body``: of one that was not streamed."""
         self._reported = counts
         if isinstance(body, str) and body:
             self._tail, self._events = body[-TAIL:], 0
 
     def close(self) -> None:
-        """The request is over, in whatever way."""
+        """Count what is left: the request is over, in whatever way."""
         counts = self._reported or TokenCounts()
         prompt = _last(_PROMPT, self._tail) if counts.prompt_tokens is None else counts.prompt_tokens
         generated = _last(_GENERATED, self._tail) if counts.completion_tokens is None else counts.completion_tokens

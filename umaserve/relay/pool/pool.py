@@ -62,8 +62,8 @@ COMPLETE, TIMED_OUT = "graceful shutdown complete", "graceful shutdown timed out
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """Times are in seconds. At most ``queue_len`` requests are queued, and a response has at most ``response_bytes`` of
-    UTF-8. A WebSocket has no time limit, but may be silent only for ``silence``."""
+    """Limits of the pool. Times are in seconds. At most ``queue_len`` requests are queued, and a response has at most
+    ``response_bytes`` of UTF-8. A WebSocket has no time limit, but may be silent only for ``silence``."""
 
     queue_len: int
     queue_timeout: float
@@ -104,7 +104,7 @@ class Pool:
     # -- from clients --------------------------------------------------------------------------------------------
 
     def submit(self, request: RelayedRequest) -> None:
-        """Dispatch it to a worker, queue it or refuse it; its client is told."""
+        """Dispatch a request to a worker, queue it or refuse it; its client is told."""
         if self._follow is not None:
             self._follow(request)
         request.move(Event.SUBMIT)
@@ -131,13 +131,13 @@ class Pool:
             self._wait(request)
 
     def leave(self, request: RelayedRequest) -> None:
-        """Its client has disconnected."""
+        """Withdraw a request whose client has disconnected."""
         self.totals["client_disconnects"] += 1
         self._withdraw(request, CancelReason.CLIENT_DISCONNECT)
         request.move(Event.LEAVE)
 
     def frame(self, request: RelayedRequest, text: str) -> None:
-        """One more message from a WebSocket's client."""
+        """Pass on one more message from a WebSocket's client."""
         message = request.frame(text)
         if not fits(message):
             self._withdraw(request, OtherReason("message too large"))
@@ -153,7 +153,7 @@ class Pool:
         return not request.in_flight or not self.in_flight.overfull(request)
 
     def pause(self, request: RelayedRequest, paused: bool) -> None:
-        """Its client has fallen behind, or caught up."""
+        """Pause or resume a request: its client has fallen behind, or caught up."""
         if request.paused == paused:
             return
         request.paused = paused
@@ -172,7 +172,8 @@ class Pool:
         features: Iterable[str],
         instance: str = "",
     ) -> Worker:
-        """A new worker. It gets requests from ``welcome`` on, to be called after its acknowledgement was sent."""
+        """Register a new worker. It gets requests from ``welcome`` on, to be called after its acknowledgement was
+        sent."""
         return self.workers.new(link, name, models, max_concurrent, load, features, instance)
 
     def welcome(self, worker: Worker) -> None:
@@ -181,22 +182,22 @@ class Pool:
         self._serve_queue(worker)
 
     def update(self, worker: Worker, models: Sequence[str], load: int) -> None:
-        """The worker's models have changed. Requests in flight continue."""
+        """Take the worker's new models and its load. Requests in flight continue."""
         self.workers.change(worker, models)
         self.report(worker, load)
 
     def report(self, worker: Worker, load: int) -> None:
-        """The worker has reported its load."""
+        """Take the load that the worker has reported."""
         worker.report(load)
         self.workers.noted(worker)
         self._serve_queue(worker)
 
     def drained(self, worker: Worker) -> None:
-        """The worker has read what it was sent."""
+        """Serve the queue: the worker has read what it was sent."""
         self._serve_queue(worker)
 
     def lost(self, worker: Worker) -> None:
-        """The worker's connection has ended: requeue or fail its requests."""
+        """Requeue or fail the worker's requests: its connection has ended."""
         self.workers.remove(worker)
         if worker.drain is not None:
             worker.drain.cancel()
@@ -231,7 +232,7 @@ class Pool:
             self.drain(worker, reason, timeout_s)
 
     def end_all(self) -> None:
-        """The drain has ended or timed out: fail what is in flight and close all workers' connections."""
+        """Fail what is in flight and close all workers' connections: the drain has ended or timed out."""
         for worker in self.workers:
             running = list(worker.in_flight.values())
             for request in running:
@@ -255,7 +256,7 @@ class Pool:
             self.in_flight.dispatch(worker, request)
 
     def _on_elsewhere(self, instances: Collection[str]) -> None:
-        """Other relays have given these workers more, or less."""
+        """Take in that other relays have given these workers more, or less."""
         for instance in instances:
             worker = self.workers.by_instance(instance)
             if worker is not None:
@@ -263,14 +264,14 @@ class Pool:
                 self.workers.noted(worker)
 
     def _on_freed(self, worker: Worker) -> None:
-        """The worker has one more free slot."""
+        """Serve the queue, or end the drain: the worker has one more free slot."""
         if worker.draining and not worker.in_flight:
             worker.link.close(CloseCode.NORMAL_CLOSURE, COMPLETE)
         else:
             self._serve_queue(worker)
 
     def _requeue(self, request: RelayedRequest) -> None:
-        """The request has lost its worker: dispatch, queue or fail it."""
+        """Dispatch, queue or fail a request that has lost its worker."""
         if request.begun:
             self._fail(request, 502, "the worker disconnected after it had begun to answer")
         elif self.closing:
@@ -291,7 +292,7 @@ class Pool:
     # -- how requests end ----------------------------------------------------------------------------------------
 
     def _withdraw(self, request: RelayedRequest, reason: CancelReason | OtherReason) -> None:
-        """Cancel it at its worker, or remove it from the queue."""
+        """Cancel a request at its worker, or remove it from the queue."""
         if request.in_flight:
             self.in_flight.cancel(request, reason)
         else:

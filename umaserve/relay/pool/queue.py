@@ -16,16 +16,17 @@ _Orders = list[_Order]
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Those who wait for the same model, and need the same feature: a worker serves all of them, or none."""
+    """Line of requests that wait for the same model, and need the same feature: a worker serves all of them, or
+    none."""
 
     orders: _Orders = field(default_factory=list)
     at_home: dict[str, _Orders] = field(default_factory=dict)
-    """By their homes, where they have one."""
+    """Orders of requests by their homes, where they have one."""
 
 
 class Queue:
-    """A request that has waited ``timeout`` seconds in total is removed, and ``timed_out`` called with it. Finding the
-    next one for a worker looks at the first ones of each line, not at all who wait."""
+    """Queue of requests. One that has waited ``timeout`` seconds in total is removed, and ``timed_out`` called with it.
+    Finding the next one for a worker looks at the first ones of each line, not at all who wait."""
 
     def __init__(self, clock: Clock, timeout: float, timed_out: Callable[[RelayedRequest], None]) -> None:
         self._clock = clock
@@ -33,13 +34,13 @@ class Queue:
         self._timed_out = timed_out
         self._waiting: dict[_Order, RelayedRequest] = {}
         self._lines: dict[tuple[str, str], _Line] = {}
-        """By model and feature."""
+        """Lines by model and feature."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[RelayedRequest]:
-        """In order, over a copy: requests may be added and removed during the iteration."""
+        """Iterate in order, over a copy: requests may be added and removed during the iteration."""
         return iter([self._waiting[order] for order in sorted(self._waiting)])
 
     def add(self, request: RelayedRequest) -> None:

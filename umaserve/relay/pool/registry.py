@@ -26,14 +26,14 @@ class Registry:
         self._workers: dict[str, Worker] = {}
         self._places: set[str] = set()
         self._crews: dict[tuple[frozenset[str], frozenset[str]], Crew] = {}
-        """By the models and features that all workers of a crew have."""
+        """Crews by the models and features that all workers of a crew have."""
         self._by_instance: dict[str, Worker] = {}
         self.changes = 0
-        """Of the workers' loads."""
+        """Number of changes of the workers' loads."""
         self.slots = 0
-        """Of all workers together."""
+        """Slots of all workers together."""
         self._models: list[str] | None = None
-        """Those of connected workers; ``None`` after a change."""
+        """Models of connected workers; ``None`` after a change."""
         self._known: dict[str, None] = {}
         """Models that some worker has or had, the latest last; an ordered set of at most ``MAX_MODELS_KNOWN``."""
 
@@ -86,7 +86,7 @@ class Registry:
             self._dismiss(worker)
 
     def change(self, worker: Worker, models: Sequence[str]) -> None:
-        """The worker now has these models."""
+        """Set the models that the worker now has."""
         self.note(models)
         if worker in self:
             self._dismiss(worker)
@@ -96,7 +96,7 @@ class Registry:
             worker.models = models
 
     def noted(self, worker: Worker) -> None:
-        """The worker's load has changed, or it is being drained."""
+        """Take in that the worker's load has changed, or that it is being drained."""
         if worker in self:
             self.changes += 1
             self._crews[_offer(worker)].note(worker)

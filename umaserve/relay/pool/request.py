@@ -20,7 +20,7 @@ MAX_ESCAPED = 6
 
 
 class Clock(Protocol):
-    """What the pool needs of the loop."""
+    """Clock and timers that the pool needs of the loop."""
 
     def now(self) -> float: ...
 
@@ -32,17 +32,17 @@ class Client(Protocol):
     the client's own call into the pool."""
 
     def respond(self, status: int, headers: Mapping[str, str], body: str | bytes) -> None:
-        """The whole reply."""
+        """Send the whole reply."""
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """The start of a reply that comes in parts."""
+        """Send the start of a reply that comes in parts."""
 
     def write(self, chunk: str | bytes) -> None: ...
 
     def end(self) -> None: ...
 
     def fail(self, status: int, error: str) -> None:
-        """There is no reply, or the rest of it is missing."""
+        """Tell that there is no reply, or that the rest of it is missing."""
 
 
 class Trace(Protocol):
@@ -57,7 +57,7 @@ class RelayedRequest:
 
     id: str
     model: str
-    """Empty means any model, for WebSockets only."""
+    """Name of the model; empty means any model, for WebSockets only."""
     path: str
     is_streaming: bool
     body: str | bytes
@@ -66,7 +66,8 @@ class RelayedRequest:
     needs: str = ""
     """The feature that its worker must have, if any."""
     beginning: int | None = None
-    """What all turns of its conversation have in common, in 64 bits: by that it goes to where the last one was."""
+    """Number for what all turns of its conversation have in common, in 64 bits: by that it goes to where the last one
+    was."""
     tally: Tally | None = None
     """Counts its tokens for its key, if it has one."""
     home: str = ""
@@ -76,7 +77,7 @@ class RelayedRequest:
 
     state: State = State.NEW
     number: int = 0
-    """Its number in order of arrival, which a requeue does not change."""
+    """Number in order of arrival, which a requeue does not change."""
     asked_at: float = 0.0
     waited_s: float = 0.0
     """The time in the queue up to its last dispatch."""
@@ -95,7 +96,7 @@ class RelayedRequest:
 
     @property
     def order(self) -> tuple[bool, int]:
-        """By which it waits: in order of arrival, and in the background after all others."""
+        """Order in which it waits: by arrival, and in the background after all others."""
         return self.headers.get(PRIORITY_HEADER) == "background", self.number
 
     @property
@@ -133,7 +134,7 @@ class RelayedRequest:
         return Request(self.id, self.model, self.path, self.is_streaming, self.body, self.headers)
 
     def frame(self, text: str) -> Request:
-        """One more message of a WebSocket; only the first one has the headers."""
+        """Make one more message of a WebSocket; only the first one has the headers."""
         return Request(self.id, self.model, self.path, self.is_streaming, text)
 
     def stop_timer(self) -> None:

@@ -8,19 +8,19 @@ import enum
 class State(enum.Enum):
     NEW = "new"
     WAITING = "waiting"
-    """No worker has it: it is queued, or just being dispatched or refused."""
+    """Request that no worker has: it is queued, or just being dispatched or refused."""
     IN_FLIGHT = "in flight"
-    """A worker has it, and no output but comments has reached its client: it can still be requeued."""
+    """Request that a worker has, while no output but comments has reached its client: it can still be requeued."""
     STREAMING = "streaming"
-    """Output has reached its client."""
+    """Request of which output has reached its client."""
     DONE = "done"
     FAILED = "failed"
     LEFT = "left"
-    """Its client has disconnected."""
+    """Request whose client has disconnected."""
 
 
 class Event(enum.Enum):
-    """What changes a request's state."""
+    """Event that changes a request's state."""
 
     SUBMIT = "submit"
     DISPATCH = "dispatch"

@@ -12,7 +12,8 @@ from umaserve.wire.relay_messages import FromProxy
 
 ANY_MODEL = "*"
 Rank = tuple[bool, int, int]
-"""By which workers are preferred: whether all its slots are taken, as far as is known; its load; its last dispatch."""
+"""Rank by which workers are preferred: whether all its slots are taken, as far as is known; its load; its last
+dispatch."""
 
 
 class Link(Protocol):
@@ -25,7 +26,7 @@ class Link(Protocol):
     def send(self, message: FromProxy) -> None: ...
 
     def close(self, code: int, reason: str) -> None:
-        """Close it; the pool's ``lost`` is called."""
+        """Close the connection; the pool's ``lost`` is called."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,14 +42,15 @@ class Worker:
     others: int = 0
     """The reported load beyond our requests."""
     instance: str = ""
-    """What it is called at all relays, where it says so."""
+    """Name of the worker at all relays, where it says so."""
     elsewhere: int = 0
-    """What other relays have given it, as they say: sooner than by its own report, which has these too."""
+    """Load that other relays have given it, as they say: sooner than by its own report, which has these too."""
     in_flight: dict[str, RelayedRequest] = field(default_factory=dict)
     cancelled: dict[str, Timer] = field(default_factory=dict)
     """Cancelled requests that still occupy a slot, by id."""
     place: str = ""
-    """Its name, or one made of it where several have the same: no other worker's, but the same after a restart."""
+    """Name of the worker, or one made of it where several have the same: no other worker's, but the same after a
+    restart."""
     given_at: int = 0
     """The number of the last dispatch to it, in the pool's count."""
     draining: bool = False
@@ -85,5 +87,5 @@ class Worker:
         return self.offers(request.model) and (not request.needs or request.needs in self.features)
 
     def report(self, load: int) -> None:
-        """It reports its load, which includes our requests."""
+        """Take the load that it reports, which includes our requests."""
         self.others = max(0, load - self.occupied)

@@ -17,19 +17,19 @@ _STALE = 64
 
 
 class Crew:
-    """Neither looks at all workers, of which there may be thousands: the least loaded one is at the top of a heap, and
-    a conversation's are the next ones on a ring (consistent hashing: who comes or goes takes or leaves only its own).
-    ``note`` has to be called after each change of a worker."""
+    """Crew of workers that offer the same. No choice looks at all workers, of which there may be thousands: the least
+    loaded one is at the top of a heap, and a conversation's are the next ones on a ring (consistent hashing: who comes
+    or goes takes or leaves only its own). ``note`` has to be called after each change of a worker."""
 
     def __init__(self) -> None:
         self.load = 0
-        """Of all its workers that are not being drained."""
+        """Load of all its workers that are not being drained."""
         self._loads: dict[Worker, int] = {}
-        """Of each of them, as counted in ``load``."""
+        """Load of each of them, as counted in ``load``."""
         self._members: dict[Worker, None] = {}
         self._heap: list[tuple[Rank, int, Worker]] = []
-        """At least one entry of each worker with a free slot; those whose rank is not the worker's any more are
-        stale."""
+        """Heap with at least one entry of each worker with a free slot; those whose rank is not the worker's any more
+        are stale."""
         self._pushed = 0
         self._points: list[int] = []
         self._owners: dict[int, Worker] = {}
@@ -44,7 +44,7 @@ class Crew:
 
     @property
     def any(self) -> Worker:
-        """One of them, for what all offer."""
+        """Any worker of the crew, for what all offer."""
         return next(iter(self._members))
 
     # -- changes -------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class Crew:
         self._forget_stale()
 
     def note(self, worker: Worker) -> None:
-        """The worker has changed."""
+        """Take in that the worker has changed."""
         self.load -= self._loads.pop(worker, 0)
         if worker.draining:
             return

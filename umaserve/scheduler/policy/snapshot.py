@@ -1,4 +1,4 @@
-"""What a plan depends on, the plan itself, and the order in which requests are served."""
+"""The snapshot that a plan depends on, the plan itself, and the order in which requests are served."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Prompt(NamedTuple):
     resumes: bool = False
     """Whether it was preempted: its tokens are restored or computed again."""
     computed: int = 0
-    """Its tokens in KV cells: all that its rows attend to, where it has a decode of its own."""
+    """Tokens of the sequence in KV cells: all that its rows attend to, where it has a decode of its own."""
     adapters: Adapters = ()
     moving_s: float = 0.0
     """Seconds that it takes to load its cached prefix when it starts."""
     target_tbt_s: float = math.inf
-    """Of the stream that it becomes."""
+    """Target time between tokens of the stream that it becomes, in seconds."""
     own_target: bool = False
     """Whether its request names the target for its first token."""
 
@@ -69,8 +69,8 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """What the other models on the same compute thread have to run; of each of them, one tick comes between two ticks
-    of this model. The default: nothing."""
+    """Load of the other models on the same compute thread: what they have to run. Of each of them, one tick comes
+    between two ticks of this model. The default: nothing."""
 
     decode_s: float = 0.0
     """Seconds that the next decodes of their streams take, one of each model."""
@@ -79,8 +79,8 @@ class Elsewhere:
     prefilling: bool = False
     """Whether the latest tick of one of them has prompt tokens."""
     prefilled_at: float = math.inf
-    """Of those that had more prompts to compute than their latest tick had time for: when the one that waits for its
-    turn the longest had prompt tokens last. Infinite where there is none."""
+    """Time at which a model had prompt tokens last: the model that waits for its turn the longest, of those that had
+    more prompts to compute than their latest tick had time for. Infinite where there is none."""
     planned_s: float = 0.0
     """Seconds that their latest ticks take, by their plans."""
 
@@ -96,7 +96,7 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that the plan depends on."""
+    """Input of a plan: all that it depends on."""
 
     now: float
     streams: Sequence[Stream]
@@ -108,9 +108,9 @@ class Snapshot:
     batch_tokens: int
     cost: Cost
     held: Sequence[Held] = ()
-    """The one held longest first."""
+    """Sequences that are held, the one held longest first."""
     last_adapters: Adapters = ()
-    """Those of the tick before."""
+    """Adapters of the tick before."""
     drafting_s: float = 0.0
     """Seconds that the draft model takes for one draft token."""
     preparing: int = 0
@@ -128,8 +128,8 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """By id: the streams to decode, each with its number of draft tokens; the prompts to prefill, each with its number
-    of tokens; and the sequences to preempt before that."""
+    """Plan of one tick, by id: the streams to decode, each with its number of draft tokens; the prompts to prefill,
+    each with its number of tokens; and the sequences to preempt before that."""
 
     decode: tuple[tuple[int, int], ...]
     prefill: tuple[tuple[int, int], ...] = ()

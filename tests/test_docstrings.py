@@ -1,0 +1,32 @@
+"""A docstring begins with a verb or with a noun that names the thing: a tool shows its first words without the code."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import umaserve
+
+ROOT = Path(umaserve.__file__).parent
+NO_SUBJECT = {"as", "he", "it", "its", "of", "ones", "she", "that", "these", "they", "this", "those", "we", "you"}
+
+
+def first_words(path: Path) -> list[tuple[int, str]]:
+    """The line and the first two words of each docstring, those of fields included."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        body = getattr(node, "body", None)
+        for one in body if isinstance(body, list) else []:
+            if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) and isinstance(one.value.value, str):
+                found.append((one.lineno, " ".join(one.value.value.lower().split()[:2])))
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_docstring_names_its_subject(path: Path) -> None:
+    for line, words in first_words(path):
+        first = words.split()[0].strip(".,:")
+        assert first not in NO_SUBJECT, f"{path}:{line}: begins with {first!r}"
+        assert words != "the same", f"{path}:{line}: begins with 'The same'"
