@@ -103,6 +103,19 @@ def test_the_kernel_s_word_is_enough_for_a_first_trial() -> None:
     assert box.governor.threads == 1
 
 
+def test_what_others_did_before_a_request_is_no_reason_for_a_trial() -> None:
+    box = Box()
+    reports = {"now": CoreUse(0.0, 2.0)}
+    box.governor._core_use = lambda: reports["now"]
+    box.run(0.3)
+    box.now += 60.0
+    box.run(0.4)
+    assert set(box.used) == {2}, "the report may still be that of the pause"
+    reports["now"] = CoreUse(0.5, 0.0)
+    box.run(1.0)
+    assert set(box.used) == {2}
+
+
 def test_a_busy_box_is_not_tried_again_and_again_where_the_kernel_says_so() -> None:
     box = Box()
     box.run(8)

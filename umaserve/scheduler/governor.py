@@ -5,9 +5,9 @@ program thus delays all others: with one of two cores taken, two threads have a 
 tick (the reference) is learned with all threads. The slowness of recent ticks, their duration divided by the
 reference, is known for each number of threads. The rules, and why:
 
-1. One thread fewer is first tried as soon as the kernel reports that another program uses a core; or after
-   ``SETTLED_S``, if the slowness exceeds ``SLOWED`` or the kernel reports nothing: only a comparison shows whether the
-   box was busy from the start.
+1. One thread fewer is first tried as soon as the kernel reports that others have used ``TAKEN_CORES`` while this
+   process computed; or after ``SETTLED_S``, if the slowness exceeds ``SLOWED``, or the kernel reports nothing or more
+   than ``OTHERS_CORES``: only a comparison shows whether the box was busy from the start.
 2. One fewer is used if its slowness is less than ``MARGIN`` times the present one. The slowness is the median of the
    last ``LATE_TICKS``, since a few delayed ticks prove nothing; or that of the last two if both exceed ``HOPELESS``,
    since five such ticks of many streams take seconds.
@@ -43,6 +43,11 @@ BLIND_FACTOR = 8.0
 IDLE_CORES = 0.7
 OTHERS_CORES = 0.3
 """More cores than clients and the kernel use on a box that does nothing else."""
+TAKEN_CORES = 0.5
+"""A program that computes gets more, also where it shares the core."""
+PAUSE_S, WATCHED_S = 1.0, 0.5
+"""Seconds: the kernel's report is of time in which this process computed once it has done so for ``WATCHED_S`` without
+a pause of ``PAUSE_S``."""
 
 
 class ThreadGovernor:
@@ -67,6 +72,7 @@ class ThreadGovernor:
         """During a trial, the number of threads that it is compared with."""
         self._patience_s = PATIENCE_S
         self._settled_at = now
+        self._watched_since = self._watched_at = now
 
     @property
     def cost(self) -> Cost:
@@ -112,7 +118,7 @@ class ThreadGovernor:
         elif len(self._late[n]) < LATE_TICKS:
             return
         elif n > 1 and not self._late[n - 1]:
-            if self._may_be_disturbed(n):
+            if self._may_be_disturbed(n, now):
                 self._try(n - 1)
         elif n > 1 and self._slowness(n - 1) < MARGIN * self._slowness(n):
             self._use(n - 1, "another program has a core", now)
@@ -149,11 +155,15 @@ class ThreadGovernor:
         self._settled_at = now
         self._core_use()  # Starts a new period: what was idle before does not count.
 
-    def _may_be_disturbed(self, n: int) -> bool:
+    def _may_be_disturbed(self, n: int, now: float) -> bool:
+        if now - self._watched_at > PAUSE_S:
+            self._watched_since = now
+        self._watched_at = now
         use = self._core_use()
-        if use is not None and use.others >= OTHERS_CORES:
+        if use is not None and use.others >= TAKEN_CORES and now - self._watched_since >= WATCHED_S:
             return True
-        return self._computed_s >= SETTLED_S and (use is None or self._slowness(n) > SLOWED)
+        undisturbed = use is not None and use.others < OTHERS_CORES
+        return self._computed_s >= SETTLED_S and (self._slowness(n) > SLOWED or not undisturbed)
 
     def _may_be_free(self, now: float) -> bool:
         use = self._core_use()
