@@ -30,6 +30,7 @@ from umaserve.core.events import (
 from umaserve.dialects.anthropic.messages import MessageBody
 from umaserve.dialects.ollama.answers import ChatBody, GenerateBody
 from umaserve.dialects.parameters import RequestLimits
+from umaserve.wire.cut_json import whole_members
 
 LIMITS = RequestLimits(max_prompt_bytes=2000)
 USER = [{"role": "user", "content": "hi"}]
@@ -188,7 +189,8 @@ def test_the_events_of_every_message(session: Session, tools: bool, thinks: bool
         assert texts("text", "said", stream.blocks) == session.text
     begun = {block["id"]: block["said"] for block in stream.blocks if block["type"] == "tool_use"}
     calls = {block["id"]: block["input"] for block in answer["content"] if block["type"] == "tool_use"}
-    assert {key: json.loads(begun[key]) for key in calls} == calls
+    # Of a call that the end cuts off, the input is what is whole.
+    assert {key: whole_members(begun[key]) for key in calls} == calls
     assert (answer["stop_reason"] == "tool_use") <= bool(calls)
 
 

@@ -102,7 +102,7 @@ def test_whatever_they_send_the_bound_holds_and_all_get_on(
         for index, peer in enumerate(peers):
             if peer.kept:
                 peer.prepared()
-                done[index] = True
+                done[index] = not peer.unfinished
             elif peer.read and not done[index]:
                 peer.receive(READ_PER_TURN, sizes[index])
     assert budget.drawn == 0
