@@ -356,10 +356,11 @@ def test_the_manager_hears_of_readiness_of_each_turn_and_of_the_end(own_daemon, 
 HANGING = """
 import sys, threading
 from umaserve import cli
-from umaserve.daemon import engine_threads, housekeeping
+from umaserve.daemon import periodic
+from umaserve.models import engine_threads
 from umaserve.remote.client import RemoteEngine
 
-engine_threads.MAX_PREPARING_S = housekeeping.WATCH_S = 0.1
+engine_threads.MAX_PREPARING_S = periodic.WATCH_S = 0.1
 RemoteEngine.prepare = lambda *_arguments: threading.Event().wait()
 sys.exit(cli.main(sys.argv[1:]))
 """
