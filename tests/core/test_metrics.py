@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from umaserve.core.errors import Fault
 from umaserve.core.exposition import HELP, MODEL_HELP, MODEL_STATES, exposition
 from umaserve.core.metrics import WATCHED_ENDS, WINDOW, Of, ServingMetrics, Share, TickTimes, Window
-from umaserve.relay.pool.request_log import COUNTED
+from umaserve.relay.pool.outcomes import COUNTED
 from umaserve.system.memory import resident_bytes
 
 # A busy box makes no test fail.

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from umaserve.core.events import Logprobs, Scored, Token
 from umaserve.core.requests import Attachment, ChatTurn, Generate, Grammar, Image, Priority, Sampling, Syntax, TokenIds
-from umaserve.daemon.handover_file import MAGIC, Left, LeftFile, pack, unpack
+from umaserve.daemon.handover_file import MAGIC, HandoverFile, Left, pack, unpack
 from umaserve.dialects.generate.generation import Kept
 from umaserve.dialects.generate.request import Options
 from umaserve.remote.values import Malformed
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.rates import RateLimits
-from umaserve.sessions.resumed import Begun
+from umaserve.sessions.resumed import Resumed
 
 OPTIONS = Options(
     stream=True,
@@ -49,7 +49,7 @@ RICH = Left(
         (Token("Once", 5, Logprobs(SCORED, (SCORED,)), 0.1, 0.1),),
         (),
     ),
-    Begun("tiny", [5], "Once", "", 3, True, 1.5, 0.25, None),
+    Resumed("tiny", [5], "Once", "", 3, True, 1.5, 0.25, None),
     1e9,
 )
 ENDED = Left(
@@ -91,11 +91,11 @@ def test_the_first_give_way_where_there_is_little_room() -> None:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> LeftFile:
-    return LeftFile(str(tmp_path / "left"), 1 << 20)
+def file(tmp_path: Path) -> HandoverFile:
+    return HandoverFile(str(tmp_path / "left"), 1 << 20)
 
 
-def test_it_is_for_this_user_and_for_one_reader(file: LeftFile, tmp_path: Path) -> None:
+def test_it_is_for_this_user_and_for_one_reader(file: HandoverFile, tmp_path: Path) -> None:
     (tmp_path / "left.part").write_text("of a daemon that was killed")
     file.write([RICH])
     assert os.listdir(tmp_path) == ["left"]
@@ -107,7 +107,7 @@ def test_it_is_for_this_user_and_for_one_reader(file: LeftFile, tmp_path: Path) 
 
 @pytest.mark.parametrize("content", [MAGIC, MAGIC + bytes(100), WHOLE[:-1], WHOLE + bytes(1 << 20)])
 def test_a_damaged_one_costs_itself(
-    file: LeftFile, tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+    file: HandoverFile, tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "left"
     path.write_bytes(content)
@@ -121,7 +121,7 @@ def test_a_damaged_one_costs_itself(
 
 @pytest.mark.parametrize("kind", ["another format", "others may read it", "link", "pipe", "folder"])
 def test_what_is_no_such_file_is_left_alone(
-    file: LeftFile, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+    file: HandoverFile, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "left"
     match kind:
@@ -148,15 +148,15 @@ def test_what_is_no_such_file_is_left_alone(
 def test_a_folder_that_is_not_there_costs_the_generations_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = LeftFile(str(tmp_path / "none" / "left"), 1 << 20)
+    file = HandoverFile(str(tmp_path / "none" / "left"), 1 << 20)
     assert file.take() == []
     file.write([ENDED])
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
-def test_one_that_is_larger_than_it_may_be_is_not_read(tmp_path: Path, file: LeftFile) -> None:
+def test_one_that_is_larger_than_it_may_be_is_not_read(tmp_path: Path, file: HandoverFile) -> None:
     file.write([dataclasses.replace(ENDED, kept=dataclasses.replace(ENDED.kept, text="x" * 1000))])
-    assert LeftFile(str(tmp_path / "left"), 100).take() == []
+    assert HandoverFile(str(tmp_path / "left"), 100).take() == []
     assert not (tmp_path / "left").exists()
 
 

@@ -13,7 +13,7 @@ from http_world import CONFIG, HEALTH, HttpWorld
 
 from umaserve.core.errors import ConfigError
 from umaserve.daemon import listeners
-from umaserve.daemon.listeners import Entrances
+from umaserve.daemon.listeners import Listeners
 
 
 def test_ollamas_clients_find_the_daemon_where_they_look_even_with_tls(
@@ -28,7 +28,7 @@ def test_ollamas_clients_find_the_daemon_where_they_look_even_with_tls(
     caplog.set_level(logging.INFO, listeners.__name__)
     paths = {"socket": str(tmp_path / "sock"), "tls_cert": str(cert), "tls_key": str(key)}
     world = HttpWorld(config=replace(CONFIG, ollama=True, http="127.0.0.1:0", **paths))
-    opened = Entrances(world.services, world.site)
+    opened = Listeners(world.services, world.site)
     opened.open()
     told = [record.fields for record in caplog.records if record.message == "listening"]
     plain, encrypted = [at["at"].rpartition(":") for at in told if at["protocol"] == "http"]
@@ -50,8 +50,8 @@ def test_an_address_of_http_that_nobody_named_may_be_taken(tmp_path: Path, caplo
         at = f"127.0.0.1:{taken.getsockname()[1]}"
         world = HttpWorld(config=replace(CONFIG, http=at, socket=str(tmp_path / "sock")))
         with pytest.raises(ConfigError, match="in use"):
-            Entrances(world.services, world.site).open()
-        opened = Entrances(world.services, world.site, http_is_optional=True)
+            Listeners(world.services, world.site).open()
+        opened = Listeners(world.services, world.site, http_is_optional=True)
         opened.open()
     assert [(place.protocol, place.at) for place in opened.places] == [("json", str(tmp_path / "sock"))]
     assert f"no HTTP: address {at}: Address already in use" in caplog.text
@@ -78,7 +78,7 @@ def test_wyoming_is_spoken_at_a_path_and_at_a_port_and_refuses_in_its_own_form(
     path = str(tmp_path / "wyoming.sock")
     for place in (f"unix:{path}", "tcp:127.0.0.1:0"):
         world = HttpWorld(config=replace(config, wyoming=place))
-        opened = Entrances(world.services, world.site)
+        opened = Listeners(world.services, world.site)
         opened.open()
         (told,) = (record.fields for record in caplog.records if record.fields.get("protocol") == "wyoming")
         host, _, port = told["at"].rpartition(":")
@@ -105,7 +105,7 @@ def test_a_socket_that_the_service_manager_passes_may_be_wyomings(
     monkeypatch.setattr(listeners.systemd, "listen_fds", lambda: [("wyoming", passed)])
     paths = {"socket": str(tmp_path / "sock"), "wyoming": f"unix:{tmp_path / 'wyoming.sock'}"}
     world = HttpWorld(config=replace(CONFIG, **paths))
-    opened = Entrances(world.services, world.site)
+    opened = Listeners(world.services, world.site)
     opened.open()
     assert answered(passed.getsockname(), world).startswith(b'{"type":"pong"')
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sock", "sock.lock"], "instead of the setting's"
@@ -127,7 +127,7 @@ def test_who_comes_while_the_daemon_ends_is_left_to_the_next_one(
     passed = socket.create_server(address, family=socket.AF_UNIX)
     monkeypatch.setattr(listeners.systemd, "listen_fds", lambda: [("http", passed.dup())])
     world = HttpWorld(config=replace(CONFIG, socket=str(tmp_path / "sock")))
-    opened = Entrances(world.services, world.site)
+    opened = Listeners(world.services, world.site)
     opened.open()
     with connected(address) as known, connected(address) as silent:
         world.turn()
@@ -165,7 +165,7 @@ def test_who_comes_while_the_daemon_ends_is_left_to_the_next_one(
 
 def test_connections_between_two_requests_are_closed_when_nothing_more_is_taken(tmp_path: Path) -> None:
     world = HttpWorld(config=replace(CONFIG, http_socket=str(tmp_path / "http"), socket=str(tmp_path / "sock")))
-    opened = Entrances(world.services, world.site)
+    opened = Listeners(world.services, world.site)
     opened.open()
     assert not opened.hand_over(), "no service manager holds them"
     with connected(str(tmp_path / "http")) as idle, connected(str(tmp_path / "http")) as busy:
@@ -198,9 +198,9 @@ def test_a_passed_socket_reaches_no_further_than_the_settings_allow(
     world = HttpWorld(config=replace(CONFIG, socket=str(tmp_path / "sock"), **changes))
     if complaint:
         with pytest.raises(ConfigError, match=complaint):
-            Entrances(world.services, world.site).open()
+            Listeners(world.services, world.site).open()
     else:
-        opened = Entrances(world.services, world.site)
+        opened = Listeners(world.services, world.site)
         opened.open()
         opened.close()
     world.close()
@@ -218,7 +218,7 @@ def test_passed_sockets_stand_for_those_of_the_settings_of_their_kind(
         monkeypatch.setattr(listeners.systemd, "listen_fds", lambda: [(name, passed)])  # noqa: B023
         world = HttpWorld(config=config)
         port = passed.getsockname()[1]
-        opened = Entrances(world.services, world.site)
+        opened = Listeners(world.services, world.site)
         opened.open()
         told = [record.fields["at"] for record in caplog.records if record.message == "listening"]
         assert told[0] == f"127.0.0.1:{port}"
@@ -272,7 +272,7 @@ def test_a_passed_socket_elsewhere_than_the_setting_is_warned_about(
     monkeypatch.setattr(listeners.systemd, "listen_fds", lambda: [(setting.removesuffix("_socket"), passed)])
     config = replace(CONFIG, socket=str(tmp_path / "sock"), http="", insecure=True)
     world = HttpWorld(config=replace(config, **{setting: value}))
-    opened = Entrances(world.services, world.site)
+    opened = Listeners(world.services, world.site)
     opened.open()
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     expected = f"{setting} is {value}, but the service manager has passed a socket at {place}, and only there"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.core.requests import Generate
-from umaserve.kvcache.reservations import QUANTILE, REMEMBERED, STEP, UNKNOWN, AnswerLengths, Promises, step
+from umaserve.kvcache.reservations import QUANTILE, REMEMBERED, STEP, UNKNOWN, AnswerLengths, Reservations, step
 from umaserve.kvcache.slots import Room, Slots
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.engine_api import Capacity, Prepared
@@ -73,7 +73,7 @@ def session(prompt: int, max_tokens: int, number: int = 0) -> Session:
 
 def test_streams_grow_as_far_as_cells_are_free_the_oldest_first() -> None:
     slots = Slots(Capacity(slots=4, cells=400, sequence_tokens=400, batch_tokens=16))
-    promises = Promises(slots)
+    promises = Reservations(slots)
     old, young = session(100, 300, 1), session(100, 300, 2)
     for one in (old, young):
         slots.take(one, Room(150, one.prepared.tokens, ""))
@@ -94,7 +94,7 @@ def test_streams_grow_as_far_as_cells_are_free_the_oldest_first() -> None:
 
 def test_a_shorter_answer_gives_back_what_it_can_not_need_any_more() -> None:
     slots = Slots(Capacity(slots=1, cells=400, sequence_tokens=400, batch_tokens=16))
-    promises = Promises(slots)
+    promises = Reservations(slots)
     one = session(100, 300)
     slots.take(one, Room(promises.to_start(one), one.prepared.tokens, ""))
     assert one.cells == 100 + UNKNOWN

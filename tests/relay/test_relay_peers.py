@@ -12,8 +12,8 @@ from redis_server import RedisServer
 from relay_peers import Relay, Worker, wait_until
 
 from umaserve.net.timers import Timer, Timers
-from umaserve.relay.peers.peer_updates import REFILLED_S, Untold
-from umaserve.relay.pool.peer_load import FORGET_S, Elsewhere
+from umaserve.relay.peers.peer_updates import REFILLED_S, UntoldUsage
+from umaserve.relay.pool.peer_load import FORGET_S, PeerLoad
 from umaserve.sessions.rates import RateLimits, Rates
 
 
@@ -42,7 +42,7 @@ LOADS = st.dictionaries(st.sampled_from("xyz"), st.integers(0, 3))
 @given(st.lists(st.tuples(st.sampled_from("ab"), LOADS, st.sampled_from([0.0, 2.0, FORGET_S])), max_size=20))
 def test_what_each_relay_said_last_counts_until_it_is_silent(said: list[tuple[str, dict[str, int], float]]) -> None:
     clock, known = Clock(), dict.fromkeys("xyz", 0)
-    elsewhere = Elsewhere(clock, lambda changed: known.update({one: elsewhere.of(one) for one in changed}))
+    elsewhere = PeerLoad(clock, lambda changed: known.update({one: elsewhere.of(one) for one in changed}))
     heard: dict[str, tuple[float, dict[str, int]]] = {}
     for relay, loads, wait_s in said:
         elsewhere.hear(relay, loads)
@@ -127,7 +127,7 @@ def test_a_keys_rate_holds_over_both(pair: tuple[Relay, Relay]) -> None:
 @pytest.mark.parametrize("away_s", [0, 3, 50, 100, 1000])
 def test_what_was_used_long_ago_is_not_told(away_s: int) -> None:
     clock, total = Clock(), 0
-    untold = Untold(lambda: {"alice": (total, 0)}, clock.now)
+    untold = UntoldUsage(lambda: {"alice": (total, 0)}, clock.now)
 
     def told(arrives: bool) -> int:
         clock.advance(1.0)

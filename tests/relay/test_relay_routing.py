@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from relay_peers import MODEL, Relay, wait_until
 
-from umaserve.relay.pool.affinity_key import MAX_TEXT, beginning_of
+from umaserve.relay.pool.affinity_key import MAX_TEXT, affinity_key_of
 from umaserve.relay.pool.worker import Worker
-from umaserve.relay.pool.worker_group import POINTS, Crew
+from umaserve.relay.pool.worker_group import POINTS, WorkerGroup
 from umaserve.wire.fields import parse_json
 from umaserve.wire.long_texts import LONG
 
@@ -34,14 +34,14 @@ def worker(place: str, places: int = 4) -> Worker:
     return made
 
 
-def crew_of(*workers: Worker) -> Crew:
-    crew = Crew()
+def crew_of(*workers: Worker) -> WorkerGroup:
+    crew = WorkerGroup()
     for one in workers:
         crew.add(one)
     return crew
 
 
-def owner(crew: Crew, point: int) -> Worker:
+def owner(crew: WorkerGroup, point: int) -> Worker:
     return next(crew.after(point))[1]
 
 
@@ -59,11 +59,11 @@ def chat(system: Any, first: Any, *later: str) -> dict[str, Any]:
 
 @given(system=PARTS, first=PARTS, later=st.lists(SAID, max_size=9), more=st.dictionaries(SAID, SAID))
 def test_all_turns_of_a_conversation_begin_alike(system: Any, first: Any, later: list[str], more: dict) -> None:
-    once = beginning_of(chat(system, first), SCOPE)
+    once = affinity_key_of(chat(system, first), SCOPE)
     fields = {**more, **chat(system, first, *later), "temperature": 0.5, "stream": True}
     for name in ("system", "instructions"):
         fields.pop(name, None)
-    assert beginning_of(fields, SCOPE) == once
+    assert affinity_key_of(fields, SCOPE) == once
 
 
 @pytest.mark.parametrize(
@@ -77,26 +77,26 @@ def test_all_turns_of_a_conversation_begin_alike(system: Any, first: Any, later:
     ],
 )
 def test_others_begin_otherwise(other: dict[str, Any]) -> None:
-    assert len({beginning_of(fields, SCOPE) for fields in (chat("Be brief.", "Why?"), other)}) == 2
+    assert len({affinity_key_of(fields, SCOPE) for fields in (chat("Be brief.", "Why?"), other)}) == 2
 
 
 def test_another_clients_conversation_is_another_one() -> None:
     fields = chat("Be brief.", "Why?")
-    assert len({beginning_of(fields, scope) for scope in (SCOPE, ("bob", "a model"), ("ann", "another"))}) == 3
+    assert len({affinity_key_of(fields, scope) for scope in (SCOPE, ("bob", "a model"), ("ann", "another"))}) == 3
 
 
 def test_a_text_alone_is_as_one_in_parts() -> None:
     kept = [{"type": "input_text", "text": "Why?"}]
-    assert beginning_of({}, SCOPE, [{"role": "user", "content": "Why?"}]) == beginning_of(
+    assert affinity_key_of({}, SCOPE, [{"role": "user", "content": "Why?"}]) == affinity_key_of(
         {}, SCOPE, iter([{"role": "user", "content": kept}, {"role": "assistant", "content": "So."}])
     )
 
 
 def test_a_prompt_counts_up_to_a_length() -> None:
     begun = "x" * MAX_TEXT
-    assert beginning_of({"prompt": begun}, SCOPE) == beginning_of({"prompt": begun + "and more"}, SCOPE)
-    assert beginning_of({"prompt": begun}, SCOPE) != beginning_of({"prompt": begun[:-1] + "y"}, SCOPE)
-    assert beginning_of({"prompt": chat("a", "b")["messages"]}, SCOPE) == beginning_of(chat("a", "b"), SCOPE)
+    assert affinity_key_of({"prompt": begun}, SCOPE) == affinity_key_of({"prompt": begun + "and more"}, SCOPE)
+    assert affinity_key_of({"prompt": begun}, SCOPE) != affinity_key_of({"prompt": begun[:-1] + "y"}, SCOPE)
+    assert affinity_key_of({"prompt": chat("a", "b")["messages"]}, SCOPE) == affinity_key_of(chat("a", "b"), SCOPE)
 
 
 @pytest.mark.parametrize("length", [1000, LONG])
@@ -106,8 +106,8 @@ def test_of_long_media_the_beginning_counts(length: int) -> None:
         return parse_json(orjson.dumps({"messages": [{"role": "user", "content": content}]}), 10)
 
     film = "x" * length
-    assert beginning_of(body(film), SCOPE) == beginning_of(body(film + "y"), SCOPE)
-    assert beginning_of(body("y" + film), SCOPE) != beginning_of(body(film), SCOPE)
+    assert affinity_key_of(body(film), SCOPE) == affinity_key_of(body(film + "y"), SCOPE)
+    assert affinity_key_of(body("y" + film), SCOPE) != affinity_key_of(body(film), SCOPE)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_of_long_media_the_beginning_counts(length: int) -> None:
     ],
 )
 def test_where_nothing_begins_nobody_is_preferred(fields: dict[str, Any]) -> None:
-    assert beginning_of(fields, SCOPE) is None
+    assert affinity_key_of(fields, SCOPE) is None
 
 
 JSON = st.recursive(
@@ -139,7 +139,7 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from(["messages", "prompt", "input_prefix", "system"]), JSON))
 def test_nothing_in_a_body_is_an_error(fields: dict[str, Any]) -> None:
     before = copy.deepcopy(fields)
-    beginning_of(fields, SCOPE)
+    affinity_key_of(fields, SCOPE)
     assert fields == before
 
 
@@ -183,7 +183,7 @@ CHANGES = st.lists(
 
 @given(CHANGES, st.integers(0, 3))
 def test_the_least_loaded_is_the_one_of_all(changes: list[tuple[str, int]], places: int) -> None:
-    crew, members, turns = Crew(), dict[int, Worker](), 0
+    crew, members, turns = WorkerGroup(), dict[int, Worker](), 0
     do: dict[str, Callable[[Worker, int], object]] = {
         "give": lambda one, turn: one.in_flight.update({str(turn): None}),  # type: ignore[dict-item]
         "end": lambda one, turn: one.in_flight and one.in_flight.popitem(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Output
 from umaserve.core.requests import Generate
-from umaserve.scheduler.crash_isolation import TOKENS, Trials, count_loss
+from umaserve.scheduler.crash_isolation import TOKENS, CrashIsolation, count_loss
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.manager import SessionManager
 from umaserve.sessions.session import Hold, Session
@@ -23,18 +23,18 @@ class World:
         self.sessions.request(session, Generate(name, "hello"), 0.0)
         return session
 
-    def crash(self, in_work: str, *, blamed: bool = True) -> Trials:
+    def crash(self, in_work: str, *, blamed: bool = True) -> CrashIsolation:
         suspects = count_loss([self.of[name] for name in in_work], blamed=blamed)
         self.sessions.start_over()
-        return Trials(self.sessions, suspects)
+        return CrashIsolation(self.sessions, suspects)
 
-    def kill(self, in_work: str) -> Trials:
+    def kill(self, in_work: str) -> CrashIsolation:
         return self.crash(in_work, blamed=False)
 
-    def let_in(self, trials: Trials) -> str:
+    def let_in(self, trials: CrashIsolation) -> str:
         return "".join(session.request_id for session in trials.may_begin(self.sessions.take_arrived()))
 
-    def current(self, trials: Trials) -> str:
+    def current(self, trials: CrashIsolation) -> str:
         return "" if trials.current is None else trials.current.request_id
 
 

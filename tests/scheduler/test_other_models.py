@@ -12,9 +12,9 @@ from scheduler_world import Client
 from shared_thread_world import DIVIDE_S, TARGET_S, SharedThreadWorld, gaps
 
 from umaserve.core.requests import Priority
-from umaserve.scheduler.other_models import Neighbours
+from umaserve.scheduler.other_models import OtherModels
 from umaserve.scheduler.policy.policy import HEADROOM, IDLE_TICK_S, plan
-from umaserve.scheduler.policy.snapshot import Elsewhere, Plan, Prompt, Snapshot
+from umaserve.scheduler.policy.snapshot import OtherModelsLoad, Plan, Prompt, Snapshot
 from umaserve.sessions.cost_model import Cost
 
 SMALL = Cost(0.004, 0.004, 0.004, 0.0, 0.0)
@@ -121,9 +121,9 @@ TIMES = st.floats(0, 100) | st.just(-math.inf)
 
 @given(st.lists(st.tuples(TIMES, st.booleans()), min_size=1, max_size=6))
 def test_where_no_prompts_are_under_way_one_that_waits_has_the_turn(models: list[tuple[float, bool]]) -> None:
-    neighbours = Neighbours()
+    neighbours = OtherModels()
     for at, (prefilled_at, waits) in enumerate(models):
-        neighbours.tell(at, Elsewhere(0.02, 0.1, False, prefilled_at if waits else math.inf, 0.02))
+        neighbours.tell(at, OtherModelsLoad(0.02, 0.1, False, prefilled_at if waits else math.inf, 0.02))
 
     def plans(at: int) -> Plan:
         prompt = Prompt(1, 100, 0.0, 1.0, Priority.INTERACTIVE, started=True, cells=100)
@@ -137,9 +137,9 @@ def test_where_no_prompts_are_under_way_one_that_waits_has_the_turn(models: list
     assert all(plans(at).throttled for at in waiting if at not in turns)
     # As soon as one of them has its turn, the others wait.
     for taken in turns:
-        neighbours.tell(taken, Elsewhere(0.02, 0.1, True, 101.0, 0.1))
+        neighbours.tell(taken, OtherModelsLoad(0.02, 0.1, True, 101.0, 0.1))
         assert not any(plans(at).prefill for at in waiting if at != taken)
-        neighbours.tell(taken, Elsewhere(0.02, 0.1, False, models[taken][0], 0.02))
+        neighbours.tell(taken, OtherModelsLoad(0.02, 0.1, False, models[taken][0], 0.02))
 
 
 @pytest.mark.parametrize("prompts_apart", [False, True])
@@ -274,27 +274,27 @@ def test_ticks_are_submitted_ahead_only_where_no_other_model_has_work() -> None:
 
 
 def test_what_others_have_is_their_sum() -> None:
-    neighbours = Neighbours()
-    assert neighbours.elsewhere("a") == Elsewhere()
-    neighbours.tell("a", Elsewhere(0.01, 0.2, True, 5.0, 0.03))
-    assert neighbours.elsewhere("a") == Elsewhere()
-    neighbours.tell("b", Elsewhere(0.02, 0.1, False, 4.0, 0.02))
-    neighbours.tell("c", Elsewhere())
-    assert neighbours.elsewhere("c") == Elsewhere(pytest.approx(0.03), 0.1, True, 4.0, pytest.approx(0.05))
+    neighbours = OtherModels()
+    assert neighbours.elsewhere("a") == OtherModelsLoad()
+    neighbours.tell("a", OtherModelsLoad(0.01, 0.2, True, 5.0, 0.03))
+    assert neighbours.elsewhere("a") == OtherModelsLoad()
+    neighbours.tell("b", OtherModelsLoad(0.02, 0.1, False, 4.0, 0.02))
+    neighbours.tell("c", OtherModelsLoad())
+    assert neighbours.elsewhere("c") == OtherModelsLoad(pytest.approx(0.03), 0.1, True, 4.0, pytest.approx(0.05))
     neighbours.leave("b")
     neighbours.leave("b")
-    assert neighbours.elsewhere("c") == Elsewhere(0.01, 0.2, True, 5.0, 0.03)
+    assert neighbours.elsewhere("c") == OtherModelsLoad(0.01, 0.2, True, 5.0, 0.03)
 
 
 def test_who_has_no_prompts_any_more_has_the_others_plan_again() -> None:
     woken: list[str] = []
-    neighbours = Neighbours(lambda: woken.append("woken"))
-    neighbours.tell("a", Elsewhere(0.01, 0.2, True, 5.0, 0.03))
-    neighbours.tell("a", Elsewhere(0.01, 0.2, False, 6.0, 0.03))
+    neighbours = OtherModels(lambda: woken.append("woken"))
+    neighbours.tell("a", OtherModelsLoad(0.01, 0.2, True, 5.0, 0.03))
+    neighbours.tell("a", OtherModelsLoad(0.01, 0.2, False, 6.0, 0.03))
     assert not woken
-    neighbours.tell("a", Elsewhere())
+    neighbours.tell("a", OtherModelsLoad())
     assert len(woken) == 1
-    neighbours.tell("a", Elsewhere())
+    neighbours.tell("a", OtherModelsLoad())
     assert len(woken) == 1
     neighbours.leave("a")
     assert len(woken) == 2

@@ -24,7 +24,7 @@ from umaserve.scheduler.policy.policy import (
     may_start,
     plan,
 )
-from umaserve.scheduler.policy.snapshot import AGING_S, Elsewhere, Held, Plan, Prompt, Snapshot, Stream
+from umaserve.scheduler.policy.snapshot import AGING_S, Held, OtherModelsLoad, Plan, Prompt, Snapshot, Stream
 from umaserve.sessions.cost_model import Cost, CostModel, MovingCost
 from umaserve.sessions.engine_api import Capacity, SavedBytes
 from umaserve.sessions.kv_operations import Copy, Divide, Load, Release, Save
@@ -131,7 +131,7 @@ def moving_snapshots(draw: st.DrawFn) -> Snapshot:
 def snapshots_beside(draw: st.DrawFn) -> Snapshot:
     """Without adapters; other models on the same thread have streams, prompts, or both."""
     streaming = draw(st.booleans())
-    elsewhere = Elsewhere(
+    elsewhere = OtherModelsLoad(
         decode_s=draw(st.floats(0, 0.3)) if streaming else 0.0,
         target_s=draw(st.floats(0.001, 2.0)) if streaming else math.inf,
         prefilling=draw(st.booleans()),
@@ -514,7 +514,7 @@ def test_rule_11_more_than_the_floor_keeps_the_time_of_all_models(snapshot: Snap
 @given(snapshots_beside(), st.booleans())
 def test_rule_11_whatever_runs_elsewhere_nothing_stops(snapshot: Snapshot, prompts_apart: bool) -> None:
     snapshot = dataclasses.replace(snapshot, prompts_apart=prompts_apart)
-    the_plan, alone = plan(snapshot), plan(dataclasses.replace(snapshot, elsewhere=Elsewhere()))
+    the_plan, alone = plan(snapshot), plan(dataclasses.replace(snapshot, elsewhere=OtherModelsLoad()))
     assert len(the_plan.decode) >= min(len(alone.decode), 1)
     interactive = {stream.id for stream in snapshot.streams if not in_background(stream)}
     assert {id_ for id_, _ in alone.decode} & interactive <= {id_ for id_, _ in the_plan.decode}
@@ -546,7 +546,7 @@ def test_rule_11_guesses_take_nobodys_time(snapshot: Snapshot) -> None:
 @given(snapshots_beside())
 def test_rule_11_where_the_target_is_lost_elsewhere_prefill_has_its_share(snapshot: Snapshot) -> None:
     decode_s = snapshot.elsewhere.decode_s
-    elsewhere = Elsewhere(decode_s, 0.9 * decode_s, planned_s=snapshot.elsewhere.planned_s)
+    elsewhere = OtherModelsLoad(decode_s, 0.9 * decode_s, planned_s=snapshot.elsewhere.planned_s)
     waiting = [prompt(1, remaining=10**6, started=True)]
     cost = Cost(0.0, 0.0, 1e-4, 0.0)
     lost = dataclasses.replace(
@@ -698,39 +698,41 @@ PLANS = {
     ),
     # 0.95 * 0.1 s, less 20 ms and 2 ms, at 3.05 ms a row
     "beside streams elsewhere": (
-        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(0.02, 0.1)),
+        snapshot([prompt(1, remaining=999)], elsewhere=OtherModelsLoad(0.02, 0.1)),
         did((), ((1, 23),)),
     ),
     "not while another model's prompts are computed": (
-        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(0.02, 0.1, prefilling=True)),
+        snapshot([prompt(1, remaining=999)], elsewhere=OtherModelsLoad(0.02, 0.1, prefilling=True)),
         did((), ()),
     ),
     "nor before those that have waited longer": (
-        snapshot([prompt(3, remaining=999)], [Stream(1, 0.2)], elsewhere=Elsewhere(prefilled_at=4.0), prefilled_at=5.0),
+        snapshot(
+            [prompt(3, remaining=999)], [Stream(1, 0.2)], elsewhere=OtherModelsLoad(prefilled_at=4.0), prefilled_at=5.0
+        ),
         did((1,)),
     ),
     "but before others": (
-        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(0.02, 0.1, prefilled_at=5.0), prefilled_at=4.0),
+        snapshot([prompt(1, remaining=999)], elsewhere=OtherModelsLoad(0.02, 0.1, prefilled_at=5.0), prefilled_at=4.0),
         did((), ((1, 23),)),
     ),
     "in what a tick of another model leaves": (
-        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(0.02, 0.1, planned_s=0.08)),
+        snapshot([prompt(1, remaining=999)], elsewhere=OtherModelsLoad(0.02, 0.1, planned_s=0.08)),
         did((), ((1, 4),)),
     ),
     "the floor, where it leaves nothing": (
-        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(0.02, 0.1, planned_s=0.3)),
+        snapshot([prompt(1, remaining=999)], elsewhere=OtherModelsLoad(0.02, 0.1, planned_s=0.3)),
         did((), ((1, 1),)),
     ),
     "enough for its decode where others elsewhere leave hardly any time": (
-        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(0.09, 0.1)),
+        snapshot([prompt(1, remaining=999)], elsewhere=OtherModelsLoad(0.09, 0.1)),
         did((), ((1, MIN_ROWS),)),
     ),
     "a long prompt beside prompts elsewhere": (
-        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(prefilling=True, planned_s=0.3)),
+        snapshot([prompt(1, remaining=999)], elsewhere=OtherModelsLoad(prefilling=True, planned_s=0.3)),
         did((), ((1, 128),)),
     ),
     "the rest of a prompt that is too much beside streams elsewhere": (
-        snapshot([prompt(1, remaining=120, started=True)], elsewhere=Elsewhere(0.02, 0.24)),
+        snapshot([prompt(1, remaining=120, started=True)], elsewhere=OtherModelsLoad(0.02, 0.24)),
         did((), ((1, 67),)),
     ),
     # 19 ms, less 5 ms: two rows take 10.1 ms, three 14.15 ms
@@ -738,7 +740,7 @@ PLANS = {
         snapshot(
             [],
             [Stream(n, 1.0, BACKGROUND, NOW - 1, last_token_at=-n) for n in (2, 3, 4)],
-            elsewhere=Elsewhere(0.005, 0.02),
+            elsewhere=OtherModelsLoad(0.005, 0.02),
         ),
         did((4, 3)),
     ),
@@ -746,7 +748,7 @@ PLANS = {
         snapshot(
             [],
             [Stream(n, 0.01, BACKGROUND, NOW - 1, last_token_at=-n) for n in (2, 3)],
-            elsewhere=Elsewhere(0.005, 0.02),
+            elsewhere=OtherModelsLoad(0.005, 0.02),
         ),
         did((2, 3)),
     ),
@@ -957,13 +959,16 @@ GUESSES = {
     "all where rows cost nothing": (snapshot([], [GUESSER], cost=Cost(0.01, 0.0, 0.003, 0.0)), 4),
     "a prompt that waits for a place wants none": (snapshot([prompt(2)], [GUESSER], free_slots=0), 2),
     "all where the second row is the dear one": (snapshot([], [GUESSER], cost=Cost(0.007, 0.001, 0.001, 0, 0.008)), 4),
-    "none where prompts elsewhere want the time": (snapshot([], [GUESSER], elsewhere=Elsewhere(prefilled_at=1.0)), 0),
+    "none where prompts elsewhere want the time": (
+        snapshot([], [GUESSER], elsewhere=OtherModelsLoad(prefilled_at=1.0)),
+        0,
+    ),
     "no more than others elsewhere leave": (
-        snapshot([], [GUESSER], cost=Cost(0.02, 0.002, 0.003, 0.0), elsewhere=Elsewhere(0.07, 0.1)),
+        snapshot([], [GUESSER], cost=Cost(0.02, 0.002, 0.003, 0.0), elsewhere=OtherModelsLoad(0.07, 0.1)),
         1,
     ),
     "no more than a quarter longer for others elsewhere": (
-        snapshot([], [GUESSER], cost=Cost(0.02, 0.002, 0.003, 0.0), elsewhere=Elsewhere(0.01, 0.1)),
+        snapshot([], [GUESSER], cost=Cost(0.02, 0.002, 0.003, 0.0), elsewhere=OtherModelsLoad(0.01, 0.1)),
         2,
     ),
     "few where they don't make up for the second": (

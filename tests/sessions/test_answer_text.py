@@ -13,7 +13,7 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import FinishReason
 from umaserve.sessions.answer_text import AnswerText, Said
 from umaserve.sessions.content_filter import ContentFilter
-from umaserve.sessions.detokenizer import TextStream
+from umaserve.sessions.detokenizer import Detokenizer
 
 STOP, FILTER = FinishReason.STOP, FinishReason.CONTENT_FILTER
 
@@ -23,7 +23,7 @@ def said(
 ) -> tuple[list[str], FinishReason | None]:
     """What each piece released, up to the end, with what was held back last; and why it ended, if before the end."""
     filtered = ContentFilter("patterns", list(enumerate(patterns, 1))).stream() if patterns else None
-    text = AnswerText(TextStream([piece.encode() for piece in pieces], stops), filtered)
+    text = AnswerText(Detokenizer([piece.encode() for piece in pieces], stops), filtered)
     released = []
     for token in range(len(pieces)):
         new, ended = text.push(token)
@@ -83,7 +83,7 @@ def test_a_filter_that_is_too_slow_is_an_error_at_each_call() -> None:
         def push(self, _text: str) -> tuple[str, bool]:
             raise RequestError(Fault.DECODE_FAILED, "request", "too slow")
 
-    text = AnswerText(TextStream([b"a"], ()), Slow())
+    text = AnswerText(Detokenizer([b"a"], ()), Slow())
     for call in (lambda: text.push(0), text.finish):
         with pytest.raises(RequestError, match="too slow"):
             call()

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from umaserve.sessions.detokenizer import TextStream
+from umaserve.sessions.detokenizer import Detokenizer
 
 # A busy box makes no test fail.
 
 
 def run(pieces: list[bytes], stops: list[str]) -> tuple[list[str], bool]:
     """What each token releases, the rest at the end, and whether a stop string ended it."""
-    stream = TextStream(pieces, stops)
+    stream = Detokenizer(pieces, stops)
     released: list[str] = []
     for token in range(len(pieces)):
         text, stopped = stream.push(token)
@@ -114,7 +114,7 @@ def test_examples(pieces: list[bytes], stops: list[str], released: list[str], st
 
 
 def test_the_same_token_gives_its_piece_each_time() -> None:
-    stream = TextStream([b"no ", b"yes "], [])
+    stream = Detokenizer([b"no ", b"yes "], [])
     assert [stream.push(token)[0] for token in (1, 0, 1)] == ["yes ", "no ", "yes "]
 
 
@@ -123,7 +123,7 @@ def test_other_stops_hold_for_all_that_was_not_sent_yet(
     pieces: list[bytes], first: list[str], then: list[str], data: st.DataObject
 ) -> None:
     at = data.draw(st.integers(0, len(pieces)))
-    stream, sent = TextStream(pieces, first), ""
+    stream, sent = Detokenizer(pieces, first), ""
     for token in range(at):
         text, stopped = stream.push(token)
         sent += text
@@ -160,7 +160,7 @@ def expected_from(text: str, stops: list[str], known: int) -> str:
 
 def test_a_stop_that_is_held_already_ends_the_text_at_the_next_call() -> None:
     for last in ("push", "finish"):
-        stream = TextStream([b"say one\n", b"x"], ["\nnever", "one\n\n"])
+        stream = Detokenizer([b"say one\n", b"x"], ["\nnever", "one\n\n"])
         assert stream.push(0) == ("say ", False)
         stream.set_stops(["ne"])
         assert (stream.push(1) if last == "push" else (stream.finish(), True)) == ("o", True)
@@ -168,7 +168,7 @@ def test_a_stop_that_is_held_already_ends_the_text_at_the_next_call() -> None:
 
 
 def test_without_stops_all_that_was_held_comes_in_its_order() -> None:
-    stream = TextStream([b"one\n", b"two"], ["\n\n"])
+    stream = Detokenizer([b"one\n", b"two"], ["\n\n"])
     assert stream.push(0) == ("one", False)
     stream.set_stops([])
     assert stream.push(1) == ("\ntwo", False)
@@ -176,7 +176,7 @@ def test_without_stops_all_that_was_held_comes_in_its_order() -> None:
 
 
 def test_the_stop_string_that_ended_a_text_is_told() -> None:
-    stream = TextStream([b"a", b"b", b"c"], ["bc", "cc"])
+    stream = Detokenizer([b"a", b"b", b"c"], ["bc", "cc"])
     assert [stream.push(token) for token in (0, 1)] == [("a", False), ("", False)]
     assert stream.stop_string is None
     assert stream.push(2) == ("", True)

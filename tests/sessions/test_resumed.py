@@ -9,18 +9,18 @@ from scheduler_world import Client, SchedulerWorld
 
 from umaserve.core.errors import Fault
 from umaserve.core.events import FinishReason
-from umaserve.sessions.resumed import Begun
+from umaserve.sessions.resumed import Resumed
 from umaserve.sessions.session import Hold
 
 PROMPT = "carry on"
 
 
-def begun(world: SchedulerWorld, tokens: int, **fields: object) -> tuple[Client, Begun]:
+def begun(world: SchedulerWorld, tokens: int, **fields: object) -> tuple[Client, Resumed]:
     """A request of which another process has made so many tokens, and what it leaves."""
     client = world.arrive(PROMPT, **fields)
     world.turn_until(lambda: client.outputs and len(client.tokens) >= tokens)
     session = client.session
-    left = Begun(
+    left = Resumed(
         "stand-in", list(session.generated), client.text, "", session.reused, False, 2.0, 0.5, 1.0 if tokens else None
     )
     world.abandon(client)
@@ -28,7 +28,7 @@ def begun(world: SchedulerWorld, tokens: int, **fields: object) -> tuple[Client,
     return client, left
 
 
-def go_on(world: SchedulerWorld, client: Client, left: Begun) -> Client:
+def go_on(world: SchedulerWorld, client: Client, left: Resumed) -> Client:
     """A client of another process, which resumes what ``client`` had."""
     again = Client(client.request, world.engine.capacity.sequence_tokens)
     again.outputs = list(client.outputs)

@@ -15,7 +15,7 @@ from umaserve.core.events import Finished, FinishReason, Output, Steered, Timing
 from umaserve.core.requests import Generate, Modify, Pause, Priority, Resume, Steering
 from umaserve.sessions.answer_text import AnswerText
 from umaserve.sessions.caller import Caller
-from umaserve.sessions.detokenizer import TextStream
+from umaserve.sessions.detokenizer import Detokenizer
 from umaserve.sessions.engine_api import Prepared
 from umaserve.sessions.manager import MAX_CHANGES, SessionManager
 from umaserve.sessions.session import Hold, Session
@@ -47,7 +47,7 @@ def prepared() -> Prepared:
 
 
 def text(stops: tuple[str, ...] = ()) -> AnswerText:
-    return AnswerText(TextStream([b"x\n"], stops), None)
+    return AnswerText(Detokenizer([b"x\n"], stops), None)
 
 
 def end(session: Session, reason: FinishReason) -> Finished:

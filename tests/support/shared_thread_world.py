@@ -10,7 +10,7 @@ from scheduler_world import ORIGIN, Client
 from standin import StandInEngine, SteppedWorker
 
 from umaserve.core.requests import Generate, Pause
-from umaserve.scheduler.other_models import Neighbours
+from umaserve.scheduler.other_models import OtherModels
 from umaserve.scheduler.scheduler import Scheduler
 from umaserve.sessions.cost_model import Cost
 from umaserve.sessions.engine_api import Tick, TickResult
@@ -55,7 +55,7 @@ class Model:
         self,
         clock: Clock,
         compute: SteppedWorker,
-        neighbours: Neighbours,
+        neighbours: OtherModels,
         cost: Cost,
         *,
         prompts_apart: bool,
@@ -110,7 +110,7 @@ class SharedThreadWorld:
     def __init__(self, *costs: Cost, prompts_apart: bool = False, parts: int = 0) -> None:
         self.clock = Clock()
         self.compute = SteppedWorker()
-        neighbours = Neighbours()
+        neighbours = OtherModels()
         self.models = [
             Model(self.clock, self.compute, neighbours, cost, prompts_apart=prompts_apart, parts=parts)
             for cost in costs

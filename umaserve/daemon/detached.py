@@ -17,7 +17,7 @@ from umaserve.dialects.generate.generation import Kept
 from umaserve.models.model_sessions import ModelSessions
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
-from umaserve.sessions.resumed import Begun
+from umaserve.sessions.resumed import Resumed
 from umaserve.sessions.session import Hold, Session
 
 log = logging.getLogger(__name__)
@@ -222,11 +222,11 @@ def _recorder(dialect: Dialect) -> Callable[[Output | RequestError], None]:
     return record
 
 
-def _begun(session: Session, kept: Kept, now: float) -> Begun:
+def _begun(session: Session, kept: Kept, now: float) -> Resumed:
     held_s = session.held_s + (now - session.held_at if session.holds else 0.0)
     took_s = now - session.requested_at - held_s
     timing = session.timing(now)
-    return Begun(
+    return Resumed(
         model=session.model,
         generated=session.generated,
         text=kept.text,

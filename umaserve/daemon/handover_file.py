@@ -23,7 +23,7 @@ import orjson
 from umaserve.dialects.generate.generation import Kept
 from umaserve.remote.values import Codec, Malformed, Tail
 from umaserve.sessions.caller import Caller
-from umaserve.sessions.resumed import Begun
+from umaserve.sessions.resumed import Resumed
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Left:
 
     caller: Caller
     kept: Kept
-    begun: Begun | None
+    begun: Resumed | None
     """Progress of the generation; ``None``: it has ended."""
     expires_at: float
     """Until when its client may resume it, in seconds since 1970."""
@@ -91,7 +91,7 @@ def _generations(body: Tail) -> Iterator[Left]:
         yield left
 
 
-class LeftFile:
+class HandoverFile:
     """The file at ``path``, of some ``max_bytes`` at most."""
 
     def __init__(self, path: str, max_bytes: int) -> None:

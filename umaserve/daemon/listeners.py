@@ -53,7 +53,7 @@ class Place(NamedTuple):
     encrypted: bool
 
 
-class Entrances:
+class Listeners:
     """The listening sockets, once they are open, and the connected clients. Raises ``ConfigError`` for a certificate
     that can't be used."""
 

@@ -21,14 +21,14 @@ from umaserve.core.metrics import ServingMetrics
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.feedback import FeedbackLog
 from umaserve.daemon.first_steps import first_steps
-from umaserve.daemon.handover_file import LeftFile
+from umaserve.daemon.handover_file import HandoverFile
 from umaserve.daemon.http.routes import DIALECTS
 from umaserve.daemon.http.site import DaemonSite
-from umaserve.daemon.listeners import Entrances
+from umaserve.daemon.listeners import Listeners
 from umaserve.daemon.periodic import keep_house
 from umaserve.daemon.relay_links import DaemonLinks
 from umaserve.daemon.services import Services
-from umaserve.daemon.shutdown import Ending
+from umaserve.daemon.shutdown import Shutdown
 from umaserve.daemon.vllm_metrics import use_of, vllm_metrics
 from umaserve.daemon.voices import Voices
 from umaserve.dialects.generate.routes import conversation
@@ -86,7 +86,7 @@ class Server:
         program: str = "",
     ) -> None:
         """``voice``: what the default model's engine speaks with. ``read_catalogue``: reads it again; raises
-        ``ConfigError``; ``None``: it stays as it is. ``http_is_optional``: as of ``Entrances``. ``program``: umaserve
+        ``ConfigError``; ``None``: it stays as it is. ``http_is_optional``: as of ``Listeners``. ``program``: umaserve
         as a person types it, who is told what to type next; empty: nobody is."""
         self._program = program
         self._config = config = catalogue.default.config
@@ -118,12 +118,12 @@ class Server:
         self._sessions = ModelSessions(self._models, self._observe_end)
         self._voices = Voices(config, voice, loop.wake, self._models.threads.compute)
         self._services = self._new_services()
-        self._left_file = LeftFile(config.resume_file, config.resume_bytes) if config.resume_file else None
+        self._left_file = HandoverFile(config.resume_file, config.resume_bytes) if config.resume_file else None
         self._links = DaemonLinks(loop, config, self._services)
-        self._entrances = Entrances(
+        self._entrances = Listeners(
             self._services, DaemonSite(self._services, self._gate), http_is_optional=http_is_optional
         )
-        self._ending = Ending(self._services, self._links, self._entrances)
+        self._ending = Shutdown(self._services, self._links, self._entrances)
         self._catalogue_watch = CatalogueWatch(
             self._models, config.models_dir, read_catalogue or (lambda: catalogue), self._links.say_models
         )

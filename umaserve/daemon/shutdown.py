@@ -6,7 +6,7 @@ import logging
 import time
 
 from umaserve.core.errors import shutting_down
-from umaserve.daemon.listeners import Entrances
+from umaserve.daemon.listeners import Listeners
 from umaserve.daemon.relay_links import DaemonLinks
 from umaserve.daemon.services import Services
 from umaserve.net.timers import Timer
@@ -22,10 +22,10 @@ FAREWELL_S = 1.0
 JOIN_S = 5.0
 
 
-class Ending:
+class Shutdown:
     """``leave`` begins it; it goes through ``drain`` and ``bid_farewell`` by itself, and then stops the loop."""
 
-    def __init__(self, services: Services, links: DaemonLinks, entrances: Entrances) -> None:
+    def __init__(self, services: Services, links: DaemonLinks, entrances: Listeners) -> None:
         self.leaving = False
         """Whether it has begun."""
         self.draining = False

@@ -23,7 +23,7 @@ FILTERED_AT_ONCE = 4096
 """Characters of a text's part in which the content filter looks for matches at once."""
 
 
-class Reading:
+class TextToSpeechJob:
     """Reads one text, which is given whole (``read``) or in parts (``push``, then ``finish``).
 
     ``deliver`` gets ``Spoken`` outputs, and last ``Finished`` or a ``RequestError``, which names the text ``field``.

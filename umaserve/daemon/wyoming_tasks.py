@@ -10,7 +10,7 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Finished, Output, Placed, Spoken, Token
 from umaserve.core.requests import Sound
 from umaserve.daemon.services import Services
-from umaserve.daemon.text_to_speech_job import Reading
+from umaserve.daemon.text_to_speech_job import TextToSpeechJob
 from umaserve.dialects.transcription import check_end, transcription
 from umaserve.dialects.wyoming import replies, requests
 from umaserve.dialects.wyoming.requests import Listening, PcmFormat, misplaced
@@ -78,7 +78,7 @@ class Synthesis:
         self._limits = services.facts().limits
         self._caller = caller
         self._client = client
-        self._reading: Reading | None = None
+        self._reading: TextToSpeechJob | None = None
         self._streams = False
         self._begun = False
         self._text_bytes = 0
@@ -93,9 +93,9 @@ class Synthesis:
             case "synthesize-start", None:
                 self._streams = True
                 self._begin(event)
-            case "synthesize-chunk", Reading() as reading:
+            case "synthesize-chunk", TextToSpeechJob() as reading:
                 reading.push(self._text(event))
-            case "synthesize-stop", Reading() as reading:
+            case "synthesize-stop", TextToSpeechJob() as reading:
                 self.ready = False
                 reading.finish()
             case "synthesize", _:
@@ -108,11 +108,11 @@ class Synthesis:
         self._text_bytes += len(text.encode())
         return text
 
-    def _begin(self, event: Event) -> Reading:
+    def _begin(self, event: Event) -> TextToSpeechJob:
         self._services.loaded()
         speaking = requests.speaking(event.data, self._services.speech.voice)
         deliver = self._client.guarded(self._deliver)
-        self._reading = Reading(self._services, self._caller, "text", speaking, deliver)
+        self._reading = TextToSpeechJob(self._services, self._caller, "text", speaking, deliver)
         return self._reading
 
     def _deliver(self, output: Spoken | Finished | RequestError) -> None:

@@ -17,7 +17,7 @@ class _Prompt(NamedTuple):
     checkpoints: Checkpoints
 
 
-class Coming:
+class PromptsInProgress:
     """The prompts of the sessions that have a slot."""
 
     def __init__(self, host: HostCache | None, *, cuttable: bool) -> None:

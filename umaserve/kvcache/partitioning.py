@@ -15,7 +15,7 @@ SETTLED_S = 10.0
 SHARED = 0
 
 
-class Division:
+class Partitioning:
     """``ways``: parts, and the cells of each, the most parts first; the first is in force. Empty: always shared."""
 
     def __init__(self, ways: Sequence[tuple[int, int]], now: float) -> None:

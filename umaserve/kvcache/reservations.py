@@ -44,7 +44,7 @@ def step(length: int, promised: int, most: int) -> int:
     return promised if promised >= min(most, length + STEP // 4) else min(most, length + STEP)
 
 
-class Promises:
+class Reservations:
     """Promises cells to sessions; ``slots`` keeps count. No running session uses more than it was promised."""
 
     def __init__(self, slots: Slots) -> None:

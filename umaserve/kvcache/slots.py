@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from umaserve.kvcache.host_cache import HostCache, Place
-from umaserve.kvcache.in_progress import Coming
+from umaserve.kvcache.in_progress import PromptsInProgress
 from umaserve.kvcache.partitioning import SHARED
 from umaserve.kvcache.prefix_cache import MIN_REUSED, Match, PrefixCache
 from umaserve.sessions.cache_miss import Difference, difference
@@ -76,7 +76,7 @@ class Slots:
         self._host = None
         if capacity.host_bytes:
             self._host = HostCache(capacity.host_bytes, capacity.saved_bytes, entire=not self._cuttable)
-        self.coming = Coming(self._host, cuttable=self._cuttable)
+        self.coming = PromptsInProgress(self._host, cuttable=self._cuttable)
         self._promised = 0
         self._cached_cells = 0
         self.version = 0

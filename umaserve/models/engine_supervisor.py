@@ -57,7 +57,7 @@ NewEngine = Callable[[ModelSpec], EngineHandle]
 where no process can be started."""
 
 
-class EnginePlace:
+class EngineSupervisor:
     """Has one engine at a time."""
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from umaserve.models.model_context import Surroundings
+from umaserve.models.model_context import ModelContext
 from umaserve.scheduler.engine_jobs import EngineJobs
 from umaserve.scheduler.questions import Question, Questions
 from umaserve.scheduler.scheduler import Scheduler
@@ -39,7 +39,7 @@ class LoadedModel:
         engine: Engine,
         config: Config,
         sessions: SessionManager,
-        around: Surroundings,
+        around: ModelContext,
         suspects: Iterable[Session],
         known_cost: Cost | None,
     ) -> None:

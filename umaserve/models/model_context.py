@@ -10,13 +10,13 @@ from umaserve.models.engine_supervisor import NewEngine
 from umaserve.models.engine_threads import EngineThreads
 from umaserve.models.known_models import KnownModels
 from umaserve.net.loop import Loop
-from umaserve.scheduler.other_models import Neighbours
+from umaserve.scheduler.other_models import OtherModels
 from umaserve.sessions.admission import Admission
 from umaserve.sessions.content_filter import ContentFilter
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ModelContext:
     """Objects that the host of each model needs."""
 
     loop: Loop
@@ -26,7 +26,7 @@ class Surroundings:
     content_filter: ContentFilter | None
     new_engine: NewEngine
     known: KnownModels
-    neighbours: Neighbours
+    neighbours: OtherModels
     children: Callable[[], Sequence[int]]
     """The processes that compute for the daemon."""
     available_bytes: Callable[[], int]

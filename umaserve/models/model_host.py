@@ -12,9 +12,9 @@ from dataclasses import replace
 from umaserve.core.errors import ConfigError, Fault, ModelError, RequestError, TooLarge, shutting_down
 from umaserve.core.events import Loading, ModelInfo
 from umaserve.models import residency_snapshot as residency
-from umaserve.models.engine_supervisor import EnginePlace
+from umaserve.models.engine_supervisor import EngineSupervisor
 from umaserve.models.loaded_model import NOT_LOADED, LoadedModel
-from umaserve.models.model_context import Surroundings
+from umaserve.models.model_context import ModelContext
 from umaserve.models.model_loading import MAX_PAUSE_S, ModelLoading
 from umaserve.models.model_waiting import Then, Waiting
 from umaserve.models.residency_snapshot import State
@@ -37,12 +37,12 @@ class ModelHost:
     """Has the model loaded, and runs the sessions of its own manager on it."""
 
     def __init__(
-        self, spec: ModelSpec, sessions: SessionManager, around: Surroundings, *, default: bool = False
+        self, spec: ModelSpec, sessions: SessionManager, around: ModelContext, *, default: bool = False
     ) -> None:
         self.spec = spec
         self._default = default
         self.sessions = sessions
-        self.place = EnginePlace(spec, around.loop, around.new_engine, around.wanted, self._lost)
+        self.place = EngineSupervisor(spec, around.loop, around.new_engine, around.wanted, self._lost)
         self.loading = ModelLoading(spec, self.place, around)
         self.info: ModelInfo | None = None
         """Properties of the model; ``None`` until it is loaded first."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from umaserve.models.engine_supervisor import EnginePlace
+from umaserve.models.engine_supervisor import EngineSupervisor
 from umaserve.models.file_watch import FileWatch
 from umaserve.models.known_models import files_of
-from umaserve.models.model_context import Surroundings
+from umaserve.models.model_context import ModelContext
 from umaserve.models.residency import retry_pause_s
 from umaserve.net.timers import Timer
 from umaserve.sessions.cost_model import Cost
@@ -33,7 +33,7 @@ Loaded = Callable[[Engine | BaseException], None]
 class ModelLoading:
     """Loads one model. Times are those of the loop."""
 
-    def __init__(self, spec: ModelSpec, place: EnginePlace, around: Surroundings) -> None:
+    def __init__(self, spec: ModelSpec, place: EngineSupervisor, around: ModelContext) -> None:
         self.under_way = False
         """Whether it is being loaded, or is to be again after a pause."""
         self._spec = spec

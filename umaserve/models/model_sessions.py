@@ -10,7 +10,7 @@ from umaserve.core.requests import Generate, Steering
 from umaserve.models.registry import Models
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.manager import SessionManager, Totals
-from umaserve.sessions.resumed import Begun
+from umaserve.sessions.resumed import Resumed
 from umaserve.sessions.session import Hold, Session, Sink
 
 
@@ -57,7 +57,7 @@ class ModelSessions:
         host.sessions.request(session, request, now, admitted=admitted, arrived_at=arrived_at)
         self._models.see_to(host)
 
-    def take_over(self, session: Session, request: Generate, begun: Begun, now: float) -> None:
+    def take_over(self, session: Session, request: Generate, begun: Resumed, now: float) -> None:
         """Take over a request, as in ``SessionManager``; raises ``RequestError`` where the model isn't there."""
         host = self._models.choose(request.model)
         if host.name != begun.model:

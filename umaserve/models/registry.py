@@ -17,12 +17,12 @@ from umaserve.models.engine_supervisor import NewEngine
 from umaserve.models.engine_threads import EngineThreads
 from umaserve.models.known_models import KnownModels
 from umaserve.models.loaded_model import LoadedModel
-from umaserve.models.model_context import Surroundings
+from umaserve.models.model_context import ModelContext
 from umaserve.models.model_host import ModelHost
 from umaserve.models.residency_snapshot import Model, Snapshot, State
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
-from umaserve.scheduler.other_models import Neighbours
+from umaserve.scheduler.other_models import OtherModels
 from umaserve.scheduler.questions import Question
 from umaserve.sessions.admission import Admission
 from umaserve.sessions.caller import Caller
@@ -76,7 +76,7 @@ class Models:
         self._timer: Timer | None = None
         self._wanted = wanted
         self._ended = ended
-        self._around = Surroundings(
+        self._around = ModelContext(
             loop,
             self.threads,
             admission,
@@ -84,7 +84,7 @@ class Models:
             content_filter,
             new_engine,
             known,
-            Neighbours(lambda: loop.call_soon(_nothing)),
+            OtherModels(lambda: loop.call_soon(_nothing)),
             self._pids,
             self._available_bytes,
             wanted,

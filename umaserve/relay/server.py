@@ -23,8 +23,8 @@ from umaserve.relay.http.admin import Admin
 from umaserve.relay.http.site import Doors, RelaySite
 from umaserve.relay.peers.peers import Meeting, Peers
 from umaserve.relay.pool.accounts import Accounts
+from umaserve.relay.pool.outcomes import COUNTED
 from umaserve.relay.pool.pool import Pool, PoolLimits
-from umaserve.relay.pool.request_log import COUNTED
 from umaserve.settings.addresses import is_loopback, parse_address
 from umaserve.settings.relay import RelayConfig
 from umaserve.settings.reread import reread

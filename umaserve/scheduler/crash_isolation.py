@@ -36,7 +36,7 @@ def count_loss(in_work: Iterable[Session], *, blamed: bool) -> list[Session]:
     return suspects
 
 
-class Trials:
+class CrashIsolation:
     """Trials of the requests that may have lost an engine: each runs alone. ``suspects``: as ``count_loss`` returns
     them."""
 

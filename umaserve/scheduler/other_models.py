@@ -6,29 +6,29 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
-from umaserve.scheduler.policy.snapshot import Elsewhere, Prompt, Snapshot, Stream, is_background
+from umaserve.scheduler.policy.snapshot import OtherModelsLoad, Prompt, Snapshot, Stream, is_background
 from umaserve.scheduler.work import Work
 
 
-class Neighbours:
+class OtherModels:
     """Load of each scheduler's model: what it has to run, as of its latest plan."""
 
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
         """``wake`` has all schedulers plan again: one may have left the next tick to another that has no prompts."""
-        self._of: dict[object, Elsewhere] = {}
+        self._of: dict[object, OtherModelsLoad] = {}
         self._wake = wake
 
-    def tell(self, who: object, what: Elsewhere) -> None:
+    def tell(self, who: object, what: OtherModelsLoad) -> None:
         """Set ``what``: all that the others have to know of ``who``."""
         waited = who in self._of and self._of[who].waits
         self._of[who] = what
         if waited and not what.waits:
             self._wake()
 
-    def elsewhere(self, who: object) -> Elsewhere:
+    def elsewhere(self, who: object) -> OtherModelsLoad:
         """Sum of the loads of all others."""
         others = [what for other, what in self._of.items() if other is not who]
-        return Elsewhere(
+        return OtherModelsLoad(
             decode_s=sum([one.decode_s for one in others]),
             target_s=min([one.target_s for one in others], default=math.inf),
             prefilling=any(one.prefilling for one in others),
@@ -42,7 +42,7 @@ class Neighbours:
         self._wake()
 
 
-def seen_elsewhere(snapshot: Snapshot, work: Work, planned_s: float) -> Elsewhere:
+def seen_elsewhere(snapshot: Snapshot, work: Work, planned_s: float) -> OtherModelsLoad:
     """Load of a model as the others see it while ``work`` runs, which was planned of ``snapshot`` and takes
     ``planned_s``. A prompt that gets its last tokens is a stream already: what the others plan now comes before its
     next token."""
@@ -60,7 +60,7 @@ def seen_elsewhere(snapshot: Snapshot, work: Work, planned_s: float) -> Elsewher
     rows[work.tick.adapters] = len(sampled)
     most = max(rows.values())
     prefilled_at = snapshot.now if work.prefill_rows else snapshot.prefilled_at
-    return Elsewhere(
+    return OtherModelsLoad(
         decode_s=snapshot.cost.seconds(most, 0, snapshot.cached) if most else 0.0,
         target_s=min([one.target_tbt_s for one in urgent], default=math.inf) / max(1, len(sets)),
         prefilling=work.prefill_rows > 0,

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from umaserve.core.metrics import ServingMetrics
-from umaserve.kvcache.partitioning import Division
-from umaserve.kvcache.reservations import Promises
+from umaserve.kvcache.partitioning import Partitioning
+from umaserve.kvcache.reservations import Reservations
 from umaserve.kvcache.slots import Room, Slots
-from umaserve.scheduler.other_models import Neighbours, seen_elsewhere
+from umaserve.scheduler.other_models import OtherModels, seen_elsewhere
 from umaserve.scheduler.policy.policy import may_start, plan
-from umaserve.scheduler.policy.snapshot import Elsewhere, Held, Plan, Prompt, Snapshot, Stream
+from umaserve.scheduler.policy.snapshot import Held, OtherModelsLoad, Plan, Prompt, Snapshot, Stream
 from umaserve.scheduler.prompt_scoring import PromptScoring
 from umaserve.scheduler.readiness import Readiness, resumes
 from umaserve.scheduler.work import Work, make_work, moving, next_work, sequence
@@ -36,7 +36,7 @@ DRAFTING_FORGOTTEN = 0.99
 """Factor on that average for each tick without such draft tokens."""
 
 
-class Planning:
+class Planner:
     """Plans ticks. Only this class gives slots to sessions and takes them back."""
 
     def __init__(
@@ -48,12 +48,12 @@ class Planning:
         targets: Targets,
         clock: Callable[[], float],
         metrics: ServingMetrics,
-        neighbours: Neighbours,
+        neighbours: OtherModels,
     ) -> None:
         self._slots = slots
         self._readiness = readiness
-        self._promises = Promises(slots)
-        self._division = Division(capacity.divisions, clock())
+        self._promises = Reservations(slots)
+        self._division = Partitioning(capacity.divisions, clock())
         self._metrics = metrics
         self._sessions = sessions
         self._capacity = capacity
@@ -76,7 +76,7 @@ class Planning:
         self._take_back_slots()
         if self._division.possible and self._divide() and not self._slots.holders:
             # Beside the streams of other models, which it would hold up.
-            self._neighbours.tell(self, Elsewhere())
+            self._neighbours.tell(self, OtherModelsLoad())
             return moving(self._slots.take_kv_operations(), threads)
         snapshot = self._snapshot(cost, self._sessions.running() if alone is None else [alone])
         the_plan = plan(snapshot)
@@ -102,7 +102,7 @@ class Planning:
         if not one_token_each or threads != work.tick.threads:
             return None
         # The compute thread has their ticks to do meanwhile, and these would wait for two of this model.
-        if self._neighbours.elsewhere(self) != Elsewhere():
+        if self._neighbours.elsewhere(self) != OtherModelsLoad():
             return None
         if any(holder.state is not State.DECODE for holder in self._slots.holders):
             return None

@@ -16,7 +16,7 @@ from umaserve.sessions.answer_text import AnswerText, text_of
 from umaserve.sessions.content_filter import ContentFilter
 from umaserve.sessions.engine_api import Engine, JobQueue, Prepared, Span
 from umaserve.sessions.manager import SessionManager
-from umaserve.sessions.resumed import Begun, catch_up
+from umaserve.sessions.resumed import Resumed, catch_up
 from umaserve.sessions.session import Session
 from umaserve.sessions.speculation import PromptIndex, Repetition
 from umaserve.sessions.states import State
@@ -135,7 +135,7 @@ class Preparing:
         tenant: str,
         wanted: Callable[[], bool],
         generated: Sequence[int],
-        begun: Begun | None,
+        begun: Resumed | None,
     ) -> list[Ready]:
         """Prepare all choices of a request, on the preparing thread. ``generated``: the tokens of the only request;
         ``begun``: where its text is made again."""

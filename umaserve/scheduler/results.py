@@ -9,7 +9,7 @@ from umaserve.core.events import CacheMiss, FinishReason, Logprobs, Placed, Pref
 from umaserve.core.metrics import ServingMetrics
 from umaserve.core.queries import Detokenize, Detokenized
 from umaserve.scheduler.observer import log_difference, observe_start
-from umaserve.scheduler.planner import Planning
+from umaserve.scheduler.planner import Planner
 from umaserve.scheduler.work import Work
 from umaserve.sessions.cache_miss import cache_miss
 from umaserve.sessions.engine_api import Engine, EngineLost, Outcome, Run, Scoring, TickResult
@@ -25,7 +25,7 @@ class Results:
         self,
         sessions: SessionManager,
         engine: Engine,
-        planning: Planning,
+        planning: Planner,
         metrics: ServingMetrics,
         clock: Callable[[], float],
         *,

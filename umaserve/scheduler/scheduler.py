@@ -12,12 +12,12 @@ from umaserve.core.events import Started, Token, Waiting
 from umaserve.core.metrics import ServingMetrics
 from umaserve.kvcache.disk_cache import DiskCache
 from umaserve.kvcache.slots import Slots
-from umaserve.scheduler.crash_isolation import Trials
+from umaserve.scheduler.crash_isolation import CrashIsolation
 from umaserve.scheduler.encoding import Encoding
 from umaserve.scheduler.governor import ThreadGovernor
 from umaserve.scheduler.observer import observe_delivery
-from umaserve.scheduler.other_models import Neighbours
-from umaserve.scheduler.planner import Planning
+from umaserve.scheduler.other_models import OtherModels
+from umaserve.scheduler.planner import Planner
 from umaserve.scheduler.policy.snapshot import is_background
 from umaserve.scheduler.preparing import Preparing, lacks_media
 from umaserve.scheduler.readiness import Readiness, resumes
@@ -57,7 +57,7 @@ class Scheduler:
         metrics: ServingMetrics | None = None,
         core_use: Callable[[], CoreUse | None] = lambda: None,
         disk: JobQueue | None = None,
-        neighbours: Neighbours | None = None,
+        neighbours: OtherModels | None = None,
         *,
         shared_prefixes: bool = False,
         draft_tokens: bool = True,
@@ -96,12 +96,12 @@ class Scheduler:
         if disk is not None and engine.capacity.keeps:
             self._disk = DiskCache(engine, disk, slots, self.metrics, clock)
         self._readiness = Readiness(sessions, slots, self._disk, targets, clock, shared_prefixes=shared_prefixes)
-        self._planning = Planning(
-            sessions, engine.capacity, slots, self._readiness, targets, clock, self.metrics, neighbours or Neighbours()
+        self._planning = Planner(
+            sessions, engine.capacity, slots, self._readiness, targets, clock, self.metrics, neighbours or OtherModels()
         )
         self._results = Results(sessions, engine, self._planning, self.metrics, clock, shared_prefixes=shared_prefixes)
         self._changes = Changes(sessions, engine, self._planning)
-        self._trials = Trials(sessions, suspects)
+        self._trials = CrashIsolation(sessions, suspects)
         self._submitted: deque[Submitted] = deque()
         """The tick that runs, and perhaps the one after it."""
         self._planned_at = 0

@@ -8,7 +8,7 @@ from dataclasses import replace
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import FinishReason, Steered
 from umaserve.core.requests import Modify, Steering
-from umaserve.scheduler.planner import Planning
+from umaserve.scheduler.planner import Planner
 from umaserve.sessions.engine_api import Engine, EngineLost
 from umaserve.sessions.manager import SessionManager
 from umaserve.sessions.session import Session
@@ -22,7 +22,7 @@ CHANGED_PER_TICK = 8
 class Changes:
     """Modifies requests while no tick is in flight, and acknowledges pauses and resumes, which hold already."""
 
-    def __init__(self, sessions: SessionManager, engine: Engine, planning: Planning) -> None:
+    def __init__(self, sessions: SessionManager, engine: Engine, planning: Planner) -> None:
         self._sessions = sessions
         self._engine = engine
         self._planning = planning

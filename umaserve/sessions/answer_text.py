@@ -9,7 +9,7 @@ from umaserve.chat_format.thoughts import ThoughtSplitter, split
 from umaserve.core.events import FinishReason
 from umaserve.core.requests import Generate
 from umaserve.sessions.content_filter import FilteredStream
-from umaserve.sessions.detokenizer import TextStream
+from umaserve.sessions.detokenizer import Detokenizer
 from umaserve.sessions.engine_api import Engine, Prepared
 
 
@@ -30,7 +30,7 @@ class AnswerText:
     """``text`` seen through ``filtered``, if there is a content filter, and told apart by ``thoughts``, if wanted."""
 
     def __init__(
-        self, text: TextStream, filtered: FilteredStream | None, thoughts: ThoughtSplitter | None = None
+        self, text: Detokenizer, filtered: FilteredStream | None, thoughts: ThoughtSplitter | None = None
     ) -> None:
         self._text = text
         self._filtered = filtered
@@ -86,5 +86,5 @@ def text_of(
     """The text of the answer to ``request``, which ``engine`` has ``prepared``."""
     form, opened = engine.info.thought_form, prepared.in_thought
     counted, told_apart = (None if opened is None else ThoughtSplitter(form, opened=opened) for _ in range(2))
-    text = TextStream(engine.pieces, request.stop, counted, everywhere=request.stops_in_thoughts)
+    text = Detokenizer(engine.pieces, request.stop, counted, everywhere=request.stops_in_thoughts)
     return AnswerText(text, filtered, told_apart if request.splits_thoughts else None)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from umaserve.chat_format.thoughts import Part, ThoughtSplitter
 
 
-class TextStream:
+class Detokenizer:
     """The text of one generation.
 
     ``pieces`` are the bytes of each token id. Characters split across tokens are held until they are complete, and

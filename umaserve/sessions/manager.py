@@ -14,7 +14,7 @@ from umaserve.core.requests import Generate, Modify, Pause, Resume, Steering
 from umaserve.sessions.answer_text import AnswerText, Said
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.engine_api import Prepared
-from umaserve.sessions.resumed import Begun
+from umaserve.sessions.resumed import Resumed
 from umaserve.sessions.session import NEVER, Hold, Session, Sink
 from umaserve.sessions.speculation import Repetition
 from umaserve.sessions.states import TRANSITIONS, Event, State, TransitionError
@@ -96,7 +96,7 @@ class SessionManager:
         self._running[session.id] = session
         self._arrived[session.id] = session
 
-    def take_over(self, session: Session, request: Generate, begun: Begun, now: float) -> None:
+    def take_over(self, session: Session, request: Generate, begun: Resumed, now: float) -> None:
         """Go on with a request that another process has begun, of which its client knows; detached for now."""
         self.request(session, request, now, admitted=True, arrived_at=now - begun.took_s)
         session.begun, session.announced = begun, True

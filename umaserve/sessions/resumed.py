@@ -10,7 +10,7 @@ from umaserve.sessions.answer_text import AnswerText
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class Resumed:
     """Progress of a request that another process has begun. Times are in seconds since the request, without the time in
     holds."""
 
@@ -30,7 +30,7 @@ class Begun:
     first_token_s: float | None
 
 
-def catch_up(text: AnswerText, begun: Begun) -> None:
+def catch_up(text: AnswerText, begun: Resumed) -> None:
     """Bring a new ``text`` to where the other process was. Raises ``RequestError`` where it is not the text that the
     client has: model, content filter or stop strings may be others since."""
     pieces = [text.push(token) for token in begun.generated]

@@ -14,7 +14,7 @@ from umaserve.sessions.answer_text import AnswerText
 from umaserve.sessions.cache_miss import Difference
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.engine_api import Prepared
-from umaserve.sessions.resumed import Begun
+from umaserve.sessions.resumed import Resumed
 from umaserve.sessions.speculation import Acceptance, Repetition
 from umaserve.sessions.states import RUNNING, State
 
@@ -44,7 +44,7 @@ class Session:
     prepared: Prepared | None = None
     before: Prepared | None = None
     """Prepared request of an engine that was lost."""
-    begun: Begun | None = None
+    begun: Resumed | None = None
     """Progress of the request in another process."""
     text: AnswerText | None = None
     slot: int | None = None

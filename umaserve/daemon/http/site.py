@@ -13,7 +13,7 @@ from umaserve.daemon.http.pages import own_pages
 from umaserve.daemon.http.resuming import ResumableConnection
 from umaserve.daemon.http.routes import DIALECTS, Found, Routes, max_body_bytes
 from umaserve.daemon.http.status import Box
-from umaserve.daemon.http.status_stream import Watchers
+from umaserve.daemon.http.status_stream import StatusStream
 from umaserve.daemon.http.websocket import WebSocketConnection
 from umaserve.daemon.services import Services
 from umaserve.dialects import sse
@@ -57,7 +57,7 @@ class DaemonSite:
         self.input_budget = services.input_budget
         self._services = services
         self._gate = gate
-        self._watchers = Watchers(services.loop, Box(services))
+        self._watchers = StatusStream(services.loop, Box(services))
 
     def cors_headers(self, head: Request) -> Headers:
         return self._gate.cors_headers(head)

@@ -9,7 +9,7 @@ from umaserve.core.events import Finished, Spoken
 from umaserve.core.requests import Speaking
 from umaserve.daemon.http.responder import AS_IT_COMES, JSON_TYPE, Responder
 from umaserve.daemon.services import Services
-from umaserve.daemon.text_to_speech_job import Reading, log_end
+from umaserve.daemon.text_to_speech_job import TextToSpeechJob, log_end
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import ErrorShape, SoundEvents, SpeechReply
 from umaserve.sessions.caller import Caller
@@ -48,7 +48,7 @@ class SpeechExchange:
         self._caller = caller
         self._format = "wav"
         self._events: SoundEvents | None = None
-        self._reading: Reading | None = None
+        self._reading: TextToSpeechJob | None = None
         self._begun = False
 
     def start(self, content: bytes) -> None:
@@ -57,7 +57,7 @@ class SpeechExchange:
             asked = self._endpoint.parse(content, self._facts)
             self._format, self._events = asked.file_format, asked.events
             speaking = Speaking(sound_format=asked.compressed)
-            self._reading = Reading(self._services, self._caller, "input", speaking, self._deliver)
+            self._reading = TextToSpeechJob(self._services, self._caller, "input", speaking, self._deliver)
         except RequestError as error:
             log_end(self._services, self._caller, error.fault.name.lower(), self._services.loop.now())
             self._refuse(error)

@@ -42,7 +42,7 @@ class Watcher:
         self._left(self)
 
 
-class Watchers:
+class StatusStream:
     """All clients that look at the box."""
 
     def __init__(self, loop: Loop, box: Box) -> None:

@@ -11,7 +11,7 @@ from umaserve.dialects.parameters import PRIORITY_HEADER
 from umaserve.dialects.responses.keeping import RELAY_HEADER
 from umaserve.relay.http.bodies import JSON, JsonBody, read_form_body, read_json, read_message, written
 from umaserve.relay.pool.accounts import Accounts, Tally
-from umaserve.relay.pool.affinity_key import beginning_of
+from umaserve.relay.pool.affinity_key import affinity_key_of
 from umaserve.relay.pool.registry import Registry
 from umaserve.relay.pool.request import Client, RelayedRequest
 from umaserve.wire.fields import string
@@ -109,7 +109,7 @@ class Intake:
     def _beginning(
         self, values: Mapping[str, Any], scope: tuple[str, str], turns: Iterable[Mapping[str, Any]] | None = None
     ) -> int | None:
-        return beginning_of(values, scope, turns) if self._by_prefix else None
+        return affinity_key_of(values, scope, turns) if self._by_prefix else None
 
     def _form(self, request: Request, client_name: str, client: Client) -> RelayedRequest:
         form = read_form_body(request.body, request.header("content-type") or "")

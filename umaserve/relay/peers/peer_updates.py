@@ -31,7 +31,7 @@ class News(Protocol):
     def used(self) -> Used: ...
 
 
-class Untold:
+class UntoldUsage:
     """Usage of keys since it was told last. After a time in which nothing could be told, that is what the last minute
     or two have used: what was used before would be in no bucket any more. A key may be charged twice for what was told
     without an answer, but its rate holds."""

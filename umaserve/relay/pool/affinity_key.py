@@ -15,7 +15,7 @@ _ABOVE = ("system", "instructions")
 _TEXTS = ("prompt", "input_prefix")
 
 
-def beginning_of(
+def affinity_key_of(
     values: Mapping[str, Any], scope: Sequence[str], turns: Iterable[Mapping[str, Any]] | None = None
 ) -> int | None:
     """64 bits that all turns of a conversation have in common, by the fields of its body: of the system prompt and the

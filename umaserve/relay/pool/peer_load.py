@@ -11,7 +11,7 @@ FORGET_S = 5.0
 """After so long without word of a relay, what it has said is forgotten: it is gone, and so are its requests."""
 
 
-class Elsewhere:
+class PeerLoad:
     """Loads by the workers' ``instance``. ``changed`` is called with those whose load is another one."""
 
     def __init__(self, clock: Clock, changed: Callable[[Collection[str]], None]) -> None:

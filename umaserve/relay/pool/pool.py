@@ -26,12 +26,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from umaserve.relay.pool.in_flight import InFlight
-from umaserve.relay.pool.peer_load import Elsewhere
+from umaserve.relay.pool.outcomes import Outcomes
+from umaserve.relay.pool.peer_load import PeerLoad
 from umaserve.relay.pool.queue import Queue
 from umaserve.relay.pool.registry import Registry
 from umaserve.relay.pool.replies import Replies
 from umaserve.relay.pool.request import MAX_MESSAGE_BYTES, Clock, RelayedRequest, fits
-from umaserve.relay.pool.request_log import Outcomes
 from umaserve.relay.pool.states import Event, State
 from umaserve.relay.pool.worker import Link, Worker
 from umaserve.wire.relay_messages import (
@@ -93,7 +93,7 @@ class Pool:
             self.workers.noted,
         )
         self.replies = Replies(self.in_flight, outcomes, limits.response_bytes, self._on_freed)
-        self.elsewhere = Elsewhere(clock, self._on_elsewhere)
+        self.elsewhere = PeerLoad(clock, self._on_elsewhere)
         self.closing = False
         """Whether new requests and workers are refused."""
         self._clock = clock

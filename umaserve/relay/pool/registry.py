@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from umaserve.relay.pool.request import RelayedRequest
 from umaserve.relay.pool.worker import ANY_MODEL, Link, Worker
-from umaserve.relay.pool.worker_group import Crew
+from umaserve.relay.pool.worker_group import WorkerGroup
 
 MAX_MODELS_KNOWN = 4096
 SLACK = 1.25
@@ -25,7 +25,7 @@ class Registry:
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
         self._places: set[str] = set()
-        self._crews: dict[tuple[frozenset[str], frozenset[str]], Crew] = {}
+        self._crews: dict[tuple[frozenset[str], frozenset[str]], WorkerGroup] = {}
         """Crews by the models and features that all workers of a crew have."""
         self._by_instance: dict[str, Worker] = {}
         self.changes = 0
@@ -103,7 +103,7 @@ class Registry:
 
     def _enlist(self, worker: Worker) -> None:
         self._models = None
-        self._crews.setdefault(_offer(worker), Crew()).add(worker)
+        self._crews.setdefault(_offer(worker), WorkerGroup()).add(worker)
 
     def _dismiss(self, worker: Worker) -> None:
         self._models = None
@@ -170,7 +170,7 @@ class Registry:
                 return made
 
 
-def _next_on_ring(crews: Sequence[Crew], point: int) -> Worker | None:
+def _next_on_ring(crews: Sequence[WorkerGroup], point: int) -> Worker | None:
     """The next free worker whose load would be within bounds (consistent hashing with bounded loads)."""
     most = math.ceil(SLACK * (sum(crew.load for crew in crews) + 1) / max(1, sum(crew.size for crew in crews)))
     for _, worker in itertools.islice(_ring(crews, point), MAX_PASSED):
@@ -179,7 +179,7 @@ def _next_on_ring(crews: Sequence[Crew], point: int) -> Worker | None:
     return None
 
 
-def _ring(crews: Sequence[Crew], point: int) -> Iterator[tuple[int, Worker]]:
+def _ring(crews: Sequence[WorkerGroup], point: int) -> Iterator[tuple[int, Worker]]:
     rings = [crew.after(point) for crew in crews]
     # Nearly always there is one crew only, and its first worker is taken.
     return rings[0] if len(rings) == 1 else heapq.merge(*rings, key=lambda step: step[0])

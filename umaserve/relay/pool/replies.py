@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable
 
 from umaserve.relay.pool.in_flight import InFlight
+from umaserve.relay.pool.outcomes import Outcomes
 from umaserve.relay.pool.request import RelayedRequest
-from umaserve.relay.pool.request_log import Outcomes
 from umaserve.relay.pool.states import Event
 from umaserve.relay.pool.worker import Worker
 from umaserve.wire.event_stream import begins_event, says_nothing

@@ -16,7 +16,7 @@ RING = 1 << 64
 _STALE = 64
 
 
-class Crew:
+class WorkerGroup:
     """Crew of workers that offer the same. No choice looks at all workers, of which there may be thousands: the least
     loaded one is at the top of a heap, and a conversation's are the next ones on a ring (consistent hashing: who comes
     or goes takes or leaves only its own). ``note`` has to be called after each change of a worker."""

@@ -8,7 +8,7 @@ from umaserve.scheduler.policy.snapshot import Held, Prompt, Snapshot, Stream, i
 _Holder = Held | Stream | Prompt
 
 
-class PlannedRoom:
+class PlannedCells:
     """Slots and cells for streams that grow and prompts that start, and the sequences preempted for them."""
 
     def __init__(self, snapshot: Snapshot) -> None:

@@ -61,7 +61,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from umaserve.scheduler.policy.burst import Burst
-from umaserve.scheduler.policy.planned_cells import PlannedRoom
+from umaserve.scheduler.policy.planned_cells import PlannedCells
 from umaserve.scheduler.policy.snapshot import Held, Plan, Prompt, Snapshot, Stream, is_background, urgency
 from umaserve.sessions.cost_model import MIN_TICK_S
 from umaserve.sessions.decodes import WIDE_ROWS
@@ -127,7 +127,7 @@ def _plan(snapshot: Snapshot, queue: Sequence[Prompt], adapters: Adapters, n_set
     streams = streams[: snapshot.batch_tokens]
     if not queue and not any(stream.lacks for stream in streams):
         return Plan(_with_draft_tokens(snapshot, streams, target), adapters=adapters)
-    room = PlannedRoom(snapshot)
+    room = PlannedCells(snapshot)
     streams = room.extend(streams)
     others_s = _decodes_s(snapshot, Counter(one.adapters for one in urgent if one.adapters != adapters).values())
     beside = bool(streams) or others_s > 0 or elsewhere.streaming

@@ -68,7 +68,7 @@ class Held(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class OtherModelsLoad:
     """Load of the other models on the same compute thread: what they have to run. Of each of them, one tick comes
     between two ticks of this model. The default: nothing."""
 
@@ -123,7 +123,7 @@ class Snapshot:
     """Seconds for the KV operations that this tick has in any case."""
     prefilled_at: float = -math.inf
     """When a tick of this model had prompt tokens last."""
-    elsewhere: Elsewhere = field(default_factory=Elsewhere)
+    elsewhere: OtherModelsLoad = field(default_factory=OtherModelsLoad)
 
 
 @dataclass(frozen=True, slots=True)
