@@ -20,7 +20,7 @@ from openai.types.audio import (
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Finished, FinishReason, Logprobs, Placed, Scored, Started, Token, Usage
 from umaserve.core.requests import Attachment, Generate, Sound
-from umaserve.daemon.http.pages import DOCUMENT
+from umaserve.daemon.http.pages import openapi
 from umaserve.dialects.openai.transcriptions import TranscriptionBody
 from umaserve.dialects.parameters import RequestLimits
 
@@ -31,7 +31,7 @@ TOKENS = [
     for at, text in enumerate((" It", " ra", "ins.", " \n"))
 ]
 END = Finished(FinishReason.STOP, Usage(40, 4, sound_s=3725.5))
-SCHEMAS = json.loads(DOCUMENT)["components"]
+SCHEMAS = json.loads(openapi())["components"]
 
 Fields = dict[str, Any]
 

@@ -13,12 +13,12 @@ from selenium.webdriver import Keys
 from selenium.webdriver.support.ui import Select
 
 from umaserve.access.keys import KeyFile
-from umaserve.daemon.http.pages import DOCUMENT
+from umaserve.daemon.http.pages import openapi
 from umaserve.settings.model_files import default_model
 
 pytestmark = pytest.mark.skipif(DRIVER is None or BROWSER is None, reason=MISSING)
 
-OPERATIONS = [(path, *each) for path, item in json.loads(DOCUMENT)["paths"].items() for each in item.items()]
+OPERATIONS = [(path, *each) for path, item in json.loads(openapi())["paths"].items() for each in item.items()]
 
 
 def open_docs(browser: Browser, http: str, operation: str) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import jsonschema
 
-from umaserve.daemon.http.pages import DOCUMENT as PUBLISHED
+from umaserve.daemon.http.pages import openapi
 
-DOCUMENT = json.loads(PUBLISHED)
+DOCUMENT = json.loads(openapi())
 OPERATIONS = [(path, method, op) for path, item in DOCUMENT["paths"].items() for method, op in item.items()]
 BODIES = {path: op for path, method, op in OPERATIONS if method == "post" and "requestBody" in op}
 """Those that read their body; the others refuse whatever comes."""

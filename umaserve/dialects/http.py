@@ -15,6 +15,7 @@ from umaserve.core.requests import Generate, SoundFormat
 from umaserve.dialects.dialect import Dialect
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.parameters import RequestLimits
+from umaserve.dialects.reference import Reference
 from umaserve.wire.http_head import Headers, Refusal, Request
 
 JSON = "application/json"
@@ -324,9 +325,8 @@ class HttpDialect:
     routes: Mapping[str, Route]
     """Routes by path. A path with a "{NAME}" matches all paths with anything in that place, slashes included."""
     errors: ErrorShape
-    openapi: bytes = b"{}"
-    """The dialect's ``tags``, ``paths`` and ``components``, as JSON; empty if another dialect of its folder has
-    them."""
+    reference: Reference | None = None
+    """The operations of ``routes``; ``None`` if another dialect of its folder has them."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of paths in ``routes``; the OpenAPI document names them in the descriptions of these paths."""
     shared: SharedPaths | None = None

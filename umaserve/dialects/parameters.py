@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.model_names import DEFAULT
 from umaserve.core.requests import ChatTurn, Generate, Priority, Sampling
+from umaserve.dialects import schemas
 from umaserve.dialects.grammars import grammar
-from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, dump_capped, number, out_of_range, parse_json, string
+from umaserve.dialects.schemas import MAX_SLO_MS
+from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, dump_capped, out_of_range, parse_json, string
 
 MAX_ID_BYTES = 256
-MAX_STOPS, MAX_STOP_BYTES = 16, 256
-MAX_BIASES = 1024
-MAX_ADAPTERS, MAX_ADAPTER_BYTES = 16, 256
-MAX_SCALE = 10.0
 MAX_KWARGS_BYTES = 64 * 1024
 MAX_TURNS = 1024
-MAX_SEED = 2**32 - 2
 MAX_TOKEN_ID = 2**31 - 1
-MAX_WINDOW = 2**31 - 1
-"""More than any context has."""
-MAX_SLO_MS = 3_600_000.0
 REASONING = ("inline", "separate", "off")
 """Thoughts in the text with their marks, in a field of their own, or nowhere."""
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
@@ -62,6 +58,9 @@ _OF_REQUEST = "it is a field of the request"
 _OF_MODEL = "it comes from the model"
 _NOT_KWARGS = {"messages": _OF_REQUEST, "tools": _OF_REQUEST, "add_generation_prompt": _OF_REQUEST}
 _NOT_KWARGS |= {"bos_token": _OF_MODEL, "eos_token": _OF_MODEL}
+
+_SAMPLING = {parameter.name for parameter in dataclasses.fields(Sampling)} & vars(schemas.Sampling).keys() - {"grammar"}
+"""The parameters that are called in a request as they are in ``core/requests``; a grammar has many names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,66 +116,21 @@ def refuse_unknown_constraints(fields: Fields) -> None:
             raise RequestError(Fault.BAD_REQUEST, fields.name(key), f"expected to be absent: {instead}")
 
 
-def sampling(fields: Fields, base: Sampling, *, repeat_penalty: str = "repeat_penalty") -> Sampling:
+def sampling(fields: Fields, base: Sampling) -> Sampling:
     """The sampling parameters in ``fields``; those that are absent come from ``base``. Raises ``RequestError``."""
-
-    def number_or(key: str, low: float, high: float, otherwise: float, above_low: bool = False) -> float:
-        value = fields.number(key, low, high, above_low=above_low)
-        return otherwise if value is None else value
-
     refuse_unknown_constraints(fields)
-    window = fields.integer("repeat_last_n", -1, MAX_WINDOW)
-    top_k = fields.integer("top_k", 0, 2**20)
-    seed = fields.integer("seed", 0, MAX_SEED)
-    biased = fields.values.get("logit_bias") is not None
-    return Sampling(
-        temperature=number_or("temperature", 0.0, 10.0, base.temperature),
-        top_p=number_or("top_p", 0.0, 1.0, base.top_p, above_low=True),
-        top_k=base.top_k if top_k is None else top_k,
-        min_p=number_or("min_p", 0.0, 1.0, base.min_p),
-        repeat_penalty=number_or(repeat_penalty, 0.0, 10.0, base.repeat_penalty, above_low=True),
-        presence_penalty=number_or("presence_penalty", -2.0, 2.0, base.presence_penalty),
-        frequency_penalty=number_or("frequency_penalty", -2.0, 2.0, base.frequency_penalty),
-        penalty_window=base.penalty_window if window is None else window if window >= 0 else MAX_WINDOW,
-        seed=base.seed if seed is None else seed,
-        logit_bias=logit_bias(fields) if biased else base.logit_bias,
-        grammar=grammar(fields) or base.grammar,
-        ignore_eos=fields.boolean("ignore_eos", base.ignore_eos),
-        length_penalty=base.length_penalty,
-    )
-
-
-def logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
-    biases = fields.object("logit_bias")
-    if biases is None:
-        return ()
-    if len(biases.values) > MAX_BIASES:
-        raise out_of_range(fields.name("logit_bias"), f"at most {MAX_BIASES} tokens", len(biases.values))
-    pairs = []
-    for key, value in biases.values.items():
-        if not re.fullmatch("[0-9]{1,9}", key):
-            raise out_of_range(fields.name("logit_bias"), "token ids as keys", f'"{key[:32]}"')
-        pairs.append((int(key), number(value, biases.name(key), -100.0, 100.0)))
-    return tuple(pairs)
+    given = schemas.Sampling.view(fields)
+    chosen: dict[str, Any] = {name: value for name in _SAMPLING if (value := getattr(given, name)) is not None}
+    return replace(base, grammar=grammar(fields) or base.grammar, **chosen)
 
 
 def stops(fields: Fields) -> tuple[str, ...]:
-    return fields.strings("stop", max_items=MAX_STOPS, max_bytes=MAX_STOP_BYTES)
+    return schemas.Sampling.view(fields).stop or ()
 
 
 def lora(fields: Fields) -> tuple[tuple[str, float], ...] | None:
     """Adapters by name, each with its scale; ``None`` if the request leaves them to the server."""
-    adapters = fields.object("lora")
-    if adapters is None:
-        return None
-    if len(adapters.values) > MAX_ADAPTERS:
-        raise out_of_range(fields.name("lora"), f"at most {MAX_ADAPTERS} adapters", len(adapters.values))
-    pairs = []
-    for name, scale in adapters.values.items():
-        if not 1 <= (n_bytes := len(name.encode())) <= MAX_ADAPTER_BYTES:
-            raise out_of_range(fields.name("lora"), f"names of 1 to {MAX_ADAPTER_BYTES} bytes", f"{n_bytes} bytes")
-        pairs.append((name, number(scale, adapters.name(name), -MAX_SCALE, MAX_SCALE)))
-    return tuple(pairs)
+    return schemas.Computation.view(fields).lora
 
 
 def with_thoughts(request: Generate, fields: Fields, *, split: bool) -> Generate:

@@ -111,43 +111,20 @@ class Fields:
 
     def boolean(self, key: str, default: T) -> bool | T:
         value = self.values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise bad_request(self.name(key), "true or false", value)
-        return value
+        return default if value is None else boolean(value, self.name(key))
 
     def integer(self, key: str, low: int, high: int = MAX_INTEGER) -> int | None:
         """A whole number from ``low`` to ``high``; also one written as a float, such as 2.0."""
         value = self.values.get(key)
-        if value is None:
-            return None
-        expected = f"a whole number from {low}" + ("" if high == MAX_INTEGER else f" to {high}")
-        whole = int(value) if isinstance(value, float) and value.is_integer() else value
-        if isinstance(whole, bool) or not isinstance(whole, int):
-            raise bad_request(self.name(key), expected, value)
-        if not low <= whole <= high:
-            if low <= whole:
-                expected = f"a whole number from {low} to {high}"
-            raise out_of_range(self.name(key), expected, value)
-        return whole
+        return None if value is None else integer(value, self.name(key), low, high)
 
     def number(self, key: str, low: float, high: float, *, above_low: bool = False) -> float | None:
         value = self.values.get(key)
-        if value is None:
-            return None
-        return number(value, self.name(key), low, high, above_low=above_low)
+        return None if value is None else number(value, self.name(key), low, high, above_low=above_low)
 
     def one_of(self, key: str, names: Collection[str]) -> str | None:
         value = self.values.get(key)
-        if value is None:
-            return None
-        expected = _alternatives(names)
-        if not isinstance(value, str):
-            raise bad_request(self.name(key), expected, value)
-        if value not in names:
-            raise out_of_range(self.name(key), expected, f'"{value}"')
-        return value
+        return None if value is None else one_of(value, self.name(key), names)
 
     def required_one_of(self, key: str, names: Collection[str]) -> str:
         name = self.one_of(key, names)
@@ -165,18 +142,47 @@ class Fields:
     def strings(self, key: str, *, max_items: int, max_bytes: int) -> tuple[str, ...]:
         """A string, or an array of strings, none of them empty."""
         value = self.values.get(key)
-        if value is None:
-            return ()
-        items: Sequence[object] = [value] if isinstance(value, str) else value
-        if not isinstance(items, list):
-            raise bad_request(self.name(key), "a string or an array of strings", value)
-        if len(items) > max_items:
-            raise out_of_range(self.name(key), f"at most {max_items} strings", len(items))
-        return tuple(string(item, f"{self.name(key)}[{i}]", max_bytes=max_bytes) for i, item in enumerate(items))
+        return () if value is None else strings(value, self.name(key), max_items=max_items, max_bytes=max_bytes)
 
     def object(self, key: str) -> Fields | None:
         value = self.values.get(key)
         return None if value is None else Fields.of(value, self.name(key))
+
+
+def boolean(value: object, field: str) -> bool:
+    if not isinstance(value, bool):
+        raise bad_request(field, "true or false", value)
+    return value
+
+
+def integer(value: object, field: str, low: int, high: int = MAX_INTEGER) -> int:
+    expected = f"a whole number from {low}" + ("" if high == MAX_INTEGER else f" to {high}")
+    whole = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(whole, bool) or not isinstance(whole, int):
+        raise bad_request(field, expected, value)
+    if not low <= whole <= high:
+        if low <= whole:
+            expected = f"a whole number from {low} to {high}"
+        raise out_of_range(field, expected, value)
+    return whole
+
+
+def one_of(value: object, field: str, names: Collection[str]) -> str:
+    expected = _alternatives(names)
+    if not isinstance(value, str):
+        raise bad_request(field, expected, value)
+    if value not in names:
+        raise out_of_range(field, expected, f'"{value}"')
+    return value
+
+
+def strings(value: object, field: str, *, max_items: int, max_bytes: int) -> tuple[str, ...]:
+    items: Sequence[object] = [value] if isinstance(value, str) else value  # type: ignore[assignment]
+    if not isinstance(items, list):
+        raise bad_request(field, "a string or an array of strings", value)
+    if len(items) > max_items:
+        raise out_of_range(field, f"at most {max_items} strings", len(items))
+    return tuple(string(item, f"{field}[{i}]", max_bytes=max_bytes) for i, item in enumerate(items))
 
 
 def _alternatives(names: Collection[str]) -> str:

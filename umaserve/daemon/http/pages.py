@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
 
 import orjson
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.exposition import PROMETHEUS
 from umaserve.daemon.http import health, web_page
-from umaserve.daemon.http.routes import DIALECTS, openapi
+from umaserve.daemon.http.reference import FRAME, REFERENCE
+from umaserve.daemon.http.routes import DIALECTS
 from umaserve.daemon.http.status import end_request, settings_page
 from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import JSON, Document, Echo, HttpDialect, OperatorsPage, Page, Route, Watch
 from umaserve.dialects.llama_server.metrics import llama_metrics
 from umaserve.dialects.openai.errors import ERRORS
+from umaserve.dialects.reference import document
 from umaserve.wire.http_head import Headers, Request
 
-_OPENAPI = resources.files(__package__).joinpath("openapi.json").read_bytes()
-DOCUMENT = openapi([*(dialect.openapi for dialect in DIALECTS), _OPENAPI])
-"""The OpenAPI document of all routes but ``/debug/echo``."""
+
+@functools.cache
+def openapi() -> bytes:
+    """The OpenAPI document of all routes but ``/debug/echo``."""
+    references = [dialect.reference for dialect in DIALECTS if dialect.reference is not None]
+    return orjson.dumps(document(FRAME, [*references, REFERENCE]))
 
 
 def own_pages(services: Services) -> HttpDialect:
@@ -52,8 +57,8 @@ def own_pages(services: Services) -> HttpDialect:
             headers.append(("Process-Start-Time-Unix", str(services.started_at)))
         return 200, headers, told
 
-    def document(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
-        return 200, JSON, DOCUMENT
+    def reference(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
+        return 200, JSON, openapi()
 
     def ref_audio(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
         if services.ref_audio is None:
@@ -75,7 +80,7 @@ def own_pages(services: Services) -> HttpDialect:
         "/health/ready": probe(health.ready),
         "/v1/health": probe(health.health),
         "/metrics": Route("GET", Document(metrics)),
-        "/openapi.json": Route("GET", Page(document)),
+        "/openapi.json": Route("GET", Page(reference)),
         "/api/default_ref_audio": Route("GET", Page(ref_audio)),
         "/api/box": Route("GET", Watch(), operators=True),
         "/api/box/end": Route("POST", OperatorsPage(end), operators=True),

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from importlib import resources
-from typing import Any, NamedTuple
-
-import orjson
+from typing import NamedTuple
 
 from umaserve.dialects.anthropic.routes import DIALECT as ANTHROPIC
 from umaserve.dialects.chat.routes import DIALECT as CHAT
@@ -22,8 +19,6 @@ from umaserve.dialects.responses.routes import DIALECT as RESPONSES
 from umaserve.settings.daemon import Config
 
 DIALECTS = (OPENAI, RESPONSES, ANTHROPIC, OLLAMA, LLAMA_SERVER, GENERATE, GENERATE_REST, CHAT)
-
-_WHOLE = resources.files("umaserve.dialects").joinpath("openapi.json").read_bytes()
 
 
 class Found(NamedTuple):
@@ -92,14 +87,3 @@ def max_body_bytes(route: Route, config: Config) -> int:
         case TextReply(media=True) | FormReply() | EngineQuestion(media=True) | Conversation(media=True):
             return config.max_chat_bytes
     return config.max_frame_bytes
-
-
-def openapi(parts: Sequence[bytes]) -> bytes:
-    """The OpenAPI document that has all ``parts``."""
-    whole: dict[str, Any] = orjson.loads(_WHOLE)
-    for part in map(orjson.loads, parts):
-        whole["tags"] += part.get("tags", [])
-        whole["paths"] |= part.get("paths", {})
-        for kind, components in part.get("components", {}).items():
-            whole["components"][kind] |= components
-    return orjson.dumps(whole)

@@ -11,8 +11,6 @@ from umaserve.dialects import grammars
 from umaserve.dialects.anthropic.tools import chosen_tools, tools
 from umaserve.dialects.anthropic.turns import turns
 from umaserve.dialects.parameters import (
-    MAX_STOP_BYTES,
-    MAX_STOPS,
     MAX_TOKEN_ID,
     RequestLimits,
     json_body,
@@ -23,6 +21,7 @@ from umaserve.dialects.parameters import (
     stops,
     with_targets,
 )
+from umaserve.dialects.schemas import MAX_STOP_BYTES, MAX_STOPS
 from umaserve.wire.fields import Fields, bad_request
 
 DEFAULTS = Sampling(temperature=1.0, top_p=1.0)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import resources
-
 import orjson
 
 from umaserve.core.queries import Answer, Counted
 from umaserve.dialects.anthropic import models
 from umaserve.dialects.anthropic.errors import ERRORS
 from umaserve.dialects.anthropic.messages import MessageBody
+from umaserve.dialects.anthropic.reference import REFERENCE
 from umaserve.dialects.anthropic.requests import count_request
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import Asked, EngineQuestion, HttpDialect, Page, Route, SharedPaths, TextReply
@@ -36,7 +35,7 @@ DIALECT = HttpDialect(
         "/v1/messages/count_tokens": Route("POST", EngineQuestion(_count, media=True)),
     },
     ERRORS,
-    resources.files(__package__).joinpath("openapi.json").read_bytes(),
+    REFERENCE,
     # Not by x-api-key, which clients of other APIs send too.
     shared=SharedPaths(
         "anthropic-version",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import resources
-
 from umaserve.dialects.chat.conversation import ChatDialect
+from umaserve.dialects.chat.reference import REFERENCE
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import Authenticate, Conversation, HttpDialect, Route
 from umaserve.dialects.openai.errors import ERRORS
@@ -23,5 +22,5 @@ DIALECT = HttpDialect(
     "chat",
     {"/ws/chat": Route("GET", Conversation(_conversation, media=True))},
     ERRORS,
-    resources.files(__package__).joinpath("openapi.json").read_bytes(),
+    REFERENCE,
 )

@@ -11,7 +11,8 @@ from umaserve.core.events import FeedbackKept, ListedModel, Metrics, ModelInfo, 
 from umaserve.core.requests import Cancel, Command, Feedback, Generate, Modify, Pause, Reattach, Replace, Resume
 from umaserve.dialects.dialect import Reply
 from umaserve.dialects.generate.generation import Generation, Kept, error_message, status
-from umaserve.dialects.generate.request import FIXED_PARAMETERS, PARAMETERS, read_config, with_parameters
+from umaserve.dialects.generate.request import FIXED_PARAMETERS, read_config, with_parameters
+from umaserve.dialects.generate.schemas import Parameters
 from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_key, with_model
 from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, number, parse_json, string
 from umaserve.wire.websocket import CloseCode
@@ -208,8 +209,8 @@ class GenerateDialect:
 
     def _modify(self, fields: Fields, generation: Generation) -> Modify:
         parameters = fields.object("parameters")
-        if parameters is None or not PARAMETERS & parameters.values.keys():
-            known = ", ".join(sorted(PARAMETERS))
+        if parameters is None or not Parameters.field_names() & parameters.values.keys():
+            known = ", ".join(sorted(Parameters.field_names()))
             raise RequestError(Fault.BAD_REQUEST, "parameters", f"expected some of {known}, got none")
         for key in FIXED_PARAMETERS:
             if parameters.values.get(key) is not None:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import ListedModel
 from umaserve.core.model_names import DEFAULT
-from umaserve.core.requests import ChatTurn, Generate, Sampling
+from umaserve.core.requests import ChatTurn, Generate
 from umaserve.dialects import grammars
 from umaserve.dialects.content import Look, check_media, turn_with_media
+from umaserve.dialects.generate.schemas import Parameters
 from umaserve.dialects.listing import find_model
 from umaserve.dialects.parameters import (
     MAX_TURNS,
@@ -35,13 +36,6 @@ from umaserve.wire.fields import Fields, bad_request, out_of_range
 DEFAULT_LOGPROBS, MAX_LOGPROBS = 5, 20
 FIXED_PARAMETERS = (*grammars.FIELDS, "lora", "cache_prompt")
 """Parameters that can't be modified while a generation runs."""
-PARAMETERS = frozenset(
-    (
-        *("max_tokens", "stop", "repetition_penalty", *FIXED_PARAMETERS),
-        *(field.name for field in dataclasses.fields(Sampling)),
-    )
-) - {"length_penalty", "samplers"}
-"""The fields of ``parameters``; only ``/ws/chat`` has a length penalty, only ``/completion`` an order of samplers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +71,16 @@ def read_body(
 
 def with_parameters(request: Generate, fields: Fields, limits: RequestLimits) -> Generate:
     """``request`` with its parameters replaced by those in ``fields``; raises ``RequestError``."""
-    repeat_penalty = "repetition_penalty"
-    if fields.values.get("repeat_penalty") is not None:
-        if fields.values.get(repeat_penalty) is not None:
-            problem = f"expected to be absent where {repeat_penalty} is given, got both"
+    given, base = Parameters.view(fields), request.sampling
+    if given.repetition_penalty is not None:
+        if fields.values.get("repeat_penalty") is not None:
+            problem = "expected to be absent where repetition_penalty is given, got both"
             raise RequestError(Fault.BAD_REQUEST, fields.name("repeat_penalty"), problem)
-        repeat_penalty = "repeat_penalty"
+        base = dataclasses.replace(base, repeat_penalty=given.repetition_penalty)
     return dataclasses.replace(
         request,
         max_tokens=max_tokens(fields, "max_tokens", limits, request.max_tokens),
-        sampling=sampling(fields, request.sampling, repeat_penalty=repeat_penalty),
+        sampling=sampling(fields, base),
         stop=request.stop if fields.values.get("stop") is None else stops(fields),
         cache_prompt=fields.boolean("cache_prompt", request.cache_prompt),
         lora=request.lora if fields.values.get("lora") is None else lora(fields),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import resources
-
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.generate.conversation import GenerateDialect
+from umaserve.dialects.generate.reference import REFERENCE
 from umaserve.dialects.generate.rest import ERRORS, GenerateBody
 from umaserve.dialects.http import Authenticate, Conversation, HttpDialect, Route, TextReply
 
@@ -37,7 +36,7 @@ DIALECT = HttpDialect(
     "generate",
     {"/generate": Route("GET", Conversation(conversation, resumable=True, media=True))},
     ERRORS,
-    resources.files(__package__).joinpath("openapi.json").read_bytes(),
+    REFERENCE,
 )
 REST_DIALECT = HttpDialect(
     "rest",

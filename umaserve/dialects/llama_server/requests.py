@@ -11,9 +11,6 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.requests import SAMPLERS, Generate, Infill, Sampling
 from umaserve.dialects.openai.requests import MAX_CHOICES, MAX_GENERATIONS, MAX_PROMPTS, inputs, nth_choice
 from umaserve.dialects.parameters import (
-    MAX_ADAPTERS,
-    MAX_BIASES,
-    MAX_SCALE,
     RequestLimits,
     check_prompt_bytes,
     lora,
@@ -23,6 +20,7 @@ from umaserve.dialects.parameters import (
     with_targets,
     within_cap,
 )
+from umaserve.dialects.schemas import MAX_ADAPTERS, MAX_BIASES, MAX_SCALE
 from umaserve.wire.fields import Fields, array, bad_request, number, out_of_range, string
 
 DEFAULTS = Sampling(temperature=0.8)

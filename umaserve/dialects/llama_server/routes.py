@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import resources
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import ModelInfo
@@ -16,6 +15,7 @@ from umaserve.dialects.llama_server.embeddings import embedding_result, parse_em
 from umaserve.dialects.llama_server.errors import ERRORS
 from umaserve.dialects.llama_server.models import SUCCESS, model_to_move
 from umaserve.dialects.llama_server.props import props
+from umaserve.dialects.llama_server.reference import REFERENCE
 from umaserve.dialects.llama_server.requests import infill_request
 from umaserve.dialects.llama_server.rerank import parse_rerank, rerank_result
 from umaserve.dialects.llama_server.slots import slots
@@ -127,7 +127,7 @@ DIALECT = HttpDialect(
         "/props": Route("GET", _page_of_model(lambda info, *_about: props(info))),
     },
     ERRORS,
-    resources.files(__package__).joinpath("openapi.json").read_bytes(),
+    REFERENCE,
     {
         "/completions": "/completion",
         "/embeddings": "/embedding",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import resources
-
 from umaserve.core.queries import Answer, Embedded
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import JSON, Asked, EngineQuestion, HttpDialect, Page, Route, TextReply
 from umaserve.dialects.ollama import embeddings, models
 from umaserve.dialects.ollama.answers import LINES, ChatBody, GenerateBody, line
 from umaserve.dialects.ollama.errors import ERRORS
+from umaserve.dialects.ollama.reference import REFERENCE
 from umaserve.dialects.ollama.requests import model_name
 from umaserve.dialects.parameters import json_body
 from umaserve.wire.http_head import Request
@@ -84,5 +83,5 @@ DIALECT = HttpDialect(
         "/api/blobs/{digest}": Route("POST", Page(_refuse)),
     },
     ERRORS,
-    resources.files(__package__).joinpath("openapi.json").read_bytes(),
+    REFERENCE,
 )

@@ -14,7 +14,6 @@ from umaserve.dialects.grammars import ANY_OBJECT, only_one, schema
 from umaserve.dialects.openai.speech import CHAT_FORMATS, wanted_audio
 from umaserve.dialects.openai.turns import chosen_tools, tools, turns
 from umaserve.dialects.parameters import (
-    MAX_SEED,
     RequestLimits,
     check_prompt_bytes,
     json_body,
@@ -28,6 +27,7 @@ from umaserve.dialects.parameters import (
     with_thoughts,
     within_cap,
 )
+from umaserve.dialects.schemas import MAX_SEED
 from umaserve.wire.fields import Fields, bad_request, kind_of, out_of_range, string
 
 DEFAULTS = Sampling(temperature=1.0, top_p=1.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import resources
-
 import orjson
 
 from umaserve.core.queries import Answer, Counted, Embedded
@@ -25,6 +23,7 @@ from umaserve.dialects.openai import models
 from umaserve.dialects.openai.completions import ChatBody, CompletionBody
 from umaserve.dialects.openai.embeddings import embeddings_result, parse_embeddings
 from umaserve.dialects.openai.errors import ERRORS
+from umaserve.dialects.openai.reference import REFERENCE
 from umaserve.dialects.openai.requests import count_request
 from umaserve.dialects.openai.speech import text_to_speech, voices
 from umaserve.dialects.openai.transcriptions import TranscriptionBody
@@ -107,7 +106,7 @@ DIALECT = HttpDialect(
         f"{MODELS_PATH}/{{model}}": Route("GET", Page(_model)),
     },
     ERRORS,
-    resources.files(__package__).joinpath("openapi.json").read_bytes(),
+    REFERENCE,
     {
         "/chat/completions": "/v1/chat/completions",
         "/chat/completions/input_tokens": "/v1/chat/completions/input_tokens",

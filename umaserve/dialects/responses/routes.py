@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import resources
 
 import orjson
 
@@ -15,6 +14,7 @@ from umaserve.dialects.openai.errors import ERRORS
 from umaserve.dialects.responses import pages
 from umaserve.dialects.responses.body import ResponseBody
 from umaserve.dialects.responses.kept import TenantsResponses
+from umaserve.dialects.responses.reference import REFERENCE
 from umaserve.dialects.responses.requests import response_request
 from umaserve.wire.http_head import Request
 
@@ -48,6 +48,6 @@ DIALECT = HttpDialect(
         f"{pages.PATH}/{{response_id}}/cancel": Route("POST", _page(pages.cancel)),
     },
     ERRORS,
-    resources.files(__package__).joinpath("openapi.json").read_bytes(),
+    REFERENCE,
     {"/responses": pages.PATH},
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
-from importlib import resources
 
 import orjson
 
@@ -12,8 +12,10 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.exposition import PROMETHEUS
 from umaserve.dialects.anthropic import models as anthropic
 from umaserve.dialects.ollama import models as ollama
+from umaserve.dialects.reference import document
 from umaserve.http.connection import JSON, HttpConnection, Serve
 from umaserve.relay.http.intake import ANTHROPIC_HEADER, Intake
+from umaserve.relay.http.reference import FRAME, REFERENCE
 from umaserve.relay.pool.accounts import Accounts
 from umaserve.relay.pool.pool import Pool
 from umaserve.wire.http_head import Request
@@ -21,7 +23,12 @@ from umaserve.wire.http_head import Request
 MODELS = "/v1/models"
 PROBES = ("/health", "/health/live", "/health/ready")
 """Pages that anybody may see."""
-DOCUMENT = resources.files(__package__).joinpath("openapi.json").read_bytes()
+
+
+@functools.cache
+def openapi() -> bytes:
+    """The OpenAPI document of the relay."""
+    return orjson.dumps(document(FRAME, [REFERENCE]))
 
 
 class Pages:
@@ -119,4 +126,4 @@ class Pages:
         connection.respond(200, [("Content-Type", PROMETHEUS)], page)
 
     def _show_document(self, connection: HttpConnection, _request: Request) -> None:
-        connection.respond(200, [JSON], DOCUMENT)
+        connection.respond(200, [JSON], openapi())

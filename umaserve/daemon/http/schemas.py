@@ -1,0 +1,164 @@
+"""Schemas of the pages of the daemon itself."""
+
+from __future__ import annotations
+
+from umaserve.wire.declared import (
+    Declared,
+    array,
+    boolean,
+    choice,
+    const,
+    mapping,
+    nullable,
+    number,
+    omittable,
+    required,
+    string,
+    value,
+    whole,
+)
+
+
+class _Request(Declared, closed=True):
+    session = required(whole(), "Its number")
+    key = nullable(string(), "The name of the client's API key")
+    peer = required(string(), "The client: uid:…, ip:…, relay:…")
+    dialect = required(string())
+    model = required(string())
+    class_ = required(choice("interactive", "background"))
+    state = required(
+        choice("waiting", "prompt", "writing", "held"),
+        (
+            "waiting: it has no slot. prompt: its prompt is being computed. held: it has a slot and gets "
+            "no tokens for now"
+        ),
+    )
+    why = nullable(
+        choice(
+            "model",
+            "other_model",
+            "pause",
+            "reader",
+            "detached",
+            "trial",
+            "preparing",
+            "media",
+            "prefix",
+            "disk",
+            "slots",
+            "cells",
+            "turn",
+        ),
+        (
+            "What it waits for. model: its model is not loaded. other_model: its model makes way for "
+            "another one, or is unloaded. pause: its client has paused it. reader: its client has a lot "
+            "still to read. detached: its client has lost its connection. trial: a request that may have "
+            "crashed the engine runs alone. preparing, media: its prompt, or its media, are being "
+            "prepared, or others' are before it. prefix: another request computes what its prompt begins "
+            "with. disk: that is read from disk. slots, cells: for a free one of these. turn: others are "
+            "before it."
+        ),
+    )
+    age_s = required(number(), "Since it arrived")
+    prompt_tokens = required(whole(), "0 until its prompt is prepared")
+    prompt_tokens_done = required(whole(), "Those that are computed, or were cached")
+    tokens = required(whole(), "Generated so far")
+    tokens_per_s = required(number(), "Since the event before, or on average where it is new")
+    gap_ms = nullable(number(), "The time between its two latest tokens, as they were sent")
+    target_gap_ms = required(number(), "Its target for that")
+    kv_cells = required(whole(), "That hold its tokens")
+
+
+class _Model(Declared, closed=True):
+    name_ = required(string())
+    default = required(boolean())
+    state = required(choice("unloaded", "loading", "loaded", "unloading", "failed"))
+    progress = required(number(), "How much of it is loaded, from 0 to 1")
+    needed_bytes = required(whole(), "The memory that it takes or would take")
+    last_used_at = nullable(whole(), "Seconds since 1970; null: not since the start")
+
+
+class _Figures(Declared, closed=True):
+    tokens_per_s = nullable(number(), "Of all requests, since the event before; null in the first")
+    gap_ms_p95 = nullable(
+        number(), ("95th percentile of the times between tokens, of the latest 1,024; null where none came")
+    )
+    target_gap_ms = required(number(), "Of requests that name none")
+    available_bytes = required(whole(), "Memory that is left on the box")
+    waiting = required(whole(), "Requests without a slot")
+    running = required(whole(), "Requests with a slot")
+    kv_cells_used = required(whole())
+    kv_cells_cached = required(whole(), "That hold cached prefixes")
+    kv_cells_total = required(whole())
+    memory_bytes = required(whole(), "Of the daemon and its engines")
+    threads = required(whole(), "Compute threads in use")
+    threads_reason = required(string(), "Why not more; empty while no model is loaded")
+    crashes = required(whole(), "Engine processes that ended by themselves")
+
+
+class Box(Declared, closed=True):
+    at = required(number(), "Seconds since 1970")
+    requests = required(array(_Request, high=100), "Those with a slot first, then the oldest")
+    not_listed = required(whole(), "Further requests")
+    models = required(array(_Model))
+    figures = required(_Figures)
+
+
+class Health(Declared):
+    status = required(const("ok"))
+    chat_problem = omittable(
+        string(), ("Why the model's chats are refused, or those with tools served worse; absent where they aren't.")
+    )
+
+
+class _Error(Declared):
+    message = required(string())
+    code = required(const(503))
+
+
+class Loading(Declared):
+    status = required(const("loading"))
+    error = required(_Error)
+
+
+class Stuck(Declared):
+    status = required(const("stuck"))
+    error = required(_Error)
+    threads = required(mapping(number()), "For how many seconds each has not advanced.")
+
+
+class Wedged(Declared):
+    status = required(const("stuck"))
+    error = required(_Error)
+
+
+class Draining(Declared):
+    status = required(const("draining"))
+    error = required(_Error)
+
+
+class RootReply(Declared, closed=True):
+    openapi = required(string(), "The path of the OpenAPI document")
+    paths = required(mapping(array(string())), "By path, the methods that it answers")
+
+
+class EndRequestBody(Declared):
+    session = required(whole(1), "The number of its session, as in /api/box")
+
+
+class DefaultRefAudioReply(Declared, closed=True):
+    name_ = required(string())
+    duration = required(number(), "Seconds.")
+    sample_rate = required(value(type="integer", const=16000))
+    base64 = required(string(), "Mono float32 samples, little-endian.")
+
+
+class _Setting(Declared, closed=True):
+    name_ = required(string(), "As in the configuration file")
+    value = required(string(), "As in the configuration file; secrets are not shown")
+    default = required(string(), "The value where nobody sets it")
+    about = required(string())
+
+
+class SettingsReply(Declared, closed=True):
+    settings = required(array(_Setting))

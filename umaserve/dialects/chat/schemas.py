@@ -1,0 +1,181 @@
+"""Schemas of chat mode."""
+
+from __future__ import annotations
+
+from umaserve.wire.declared import (
+    Declared,
+    array,
+    choice,
+    const,
+    number,
+    one_of,
+    optional,
+    required,
+    string,
+    switch,
+    whole,
+)
+
+
+class _TextContentItem(Declared):
+    type = required(const("text"))
+    text = required(string())
+
+
+class _ImageContentItem(Declared):
+    type = required(const("image"))
+    data = required(string(1), "The file in base64.")
+
+
+class _AudioContentItem(Declared):
+    type = required(const("audio"))
+    data = required(string(1), "Mono samples in base64: 32-bit floats, little-endian.")
+    sample_rate = optional(whole(1000, 384000), default=16000)
+
+
+class _VideoContentItem(Declared):
+    type = required(const("video"))
+    data = required(string(1), "The file in base64, with its sound.")
+    stack_frames = optional(
+        whole(1, 16), "Pictures of each second; those after the first are tiled into one.", default=1
+    )
+
+
+class _Message(Declared):
+    role = required(choice("system", "user", "assistant"))
+    content = required(
+        one_of(
+            string(),
+            array(
+                one_of(_TextContentItem, _ImageContentItem, _AudioContentItem, _VideoContentItem),
+                1,
+                256,
+                description=(
+                    "Texts that follow each other are lines; images, recordings and films stand where they are "
+                    "among them."
+                ),
+            ),
+        )
+    )
+
+
+class _Generation(Declared):
+    max_new_tokens = optional(whole(1), default=512)
+    temperature = optional(number(0, 2), default=0.7)
+    top_p = optional(number(0, 1, above_low=True), default=0.8)
+    length_penalty = optional(number(0.1, 10), "Above 1 answers get longer, below it shorter.", default=1)
+    cache_prompt = switch(True, "Whether cached prefixes are used, and the prompt is left for later ones.")
+
+
+class _Tts(Declared):
+    enabled = switch(True)
+    mode = optional(choice("default", "audio_assistant", "omni", "audio_roleplay", "voice_cloning"))
+    ref_audio_path = optional(string())
+    ref_audio_data = optional(
+        string(),
+        (
+            "A recording of the one whose voice is to speak: mono samples at 16 kHz in base64, 32-bit "
+            "floats, little-endian. A server whose voice can't take on another one speaks with its own, "
+            "and says so in prefill_done, unless the mode is voice_cloning or audio_roleplay."
+        ),
+    )
+    language = optional(string())
+
+
+class _Image(Declared):
+    max_slice_nums = optional(
+        whole(1, 64), "Parts into which an image or a film's picture may be cut, by models that do so."
+    )
+    use_image_id = switch(
+        True,
+        (
+            "Whether several images have their numbers before them: those that the model was trained "
+            "with (MiniCPM-V's <image_id>0</image_id>), or else the text 'Image 1: '."
+        ),
+    )
+
+
+class SpokenChatRequest(Declared):
+    messages = required(array(_Message, 1))
+    streaming = switch(
+        True,
+        (
+            "false: all speech comes in one message, of 128 kB for each second of it. Clients that take "
+            "only so much by default have to be told, such as Python's websockets by max_size=None."
+        ),
+    )
+    generation = optional(_Generation)
+    tts = optional(_Tts, "The answer is spoken where this is there, by the voice that the server has.")
+    image = optional(_Image)
+    omni_mode = switch(
+        False, ("Whether a film's pictures and its sound are interleaved by time; otherwise they follow each other.")
+    )
+    enable_thinking = switch(False)
+    auth = optional(
+        string(),
+        (
+            "The key, where one is needed and the handshake had none. Such a message may have no more "
+            "bytes than --max-frame-bytes says."
+        ),
+    )
+    model = optional(
+        string(max_bytes=256),
+        (
+            "One that /v1/models lists, or an alias. Without one, or by an unknown name (refused with "
+            "--strict-models): the default model."
+        ),
+    )
+
+
+class SpokenChatMessage(
+    Declared,
+    also={
+        "oneOf": [
+            {
+                "properties": {
+                    "type": {"enum": ["queued", "queue_update"]},
+                    "position": {"type": "integer", "minimum": 1},
+                    "estimated_wait_s": {"type": ["number", "null"]},
+                    "queue_length": {"type": "integer", "minimum": 1},
+                    "ticket_id": {"type": "string"},
+                }
+            },
+            {"properties": {"type": {"const": "queue_done"}}},
+            {
+                "required": ["input_tokens"],
+                "properties": {
+                    "type": {"const": "prefill_done"},
+                    "input_tokens": {"type": "integer"},
+                    "voice": {
+                        "const": "default",
+                        "description": (
+                            "The server's own voice speaks, since it can't take on the one that the request names."
+                        ),
+                    },
+                },
+            },
+            {
+                "required": ["text_delta", "audio_data"],
+                "properties": {
+                    "type": {"const": "chunk"},
+                    "text_delta": {"type": "string"},
+                    "audio_data": {"type": ["string", "null"]},
+                },
+            },
+            {
+                "required": ["text", "generated_tokens", "input_tokens", "audio_data", "recording_session_id"],
+                "properties": {
+                    "type": {"const": "done"},
+                    "text": {"type": "string"},
+                    "generated_tokens": {"type": "integer"},
+                    "input_tokens": {"type": "integer"},
+                    "audio_data": {"type": ["string", "null"], "description": "All of it, where streaming is false."},
+                    "recording_session_id": {"type": ["string", "null"], "description": "null: nothing was recorded."},
+                },
+            },
+            {"required": ["error"], "properties": {"type": {"const": "error"}, "error": {"type": "string"}}},
+        ],
+        "required": ["type"],
+    },
+):
+    pass

@@ -1,0 +1,287 @@
+"""Schemas of the protocol for streams that can be steered, over WebSocket and REST."""
+
+from __future__ import annotations
+
+from umaserve.dialects.schemas import Computation, FinishReason, Sampling, Targets
+from umaserve.wire.declared import (
+    Declared,
+    array,
+    boolean,
+    choice,
+    const,
+    named,
+    nullable,
+    number,
+    omittable,
+    one_of,
+    optional,
+    required,
+    string,
+    switch,
+    value,
+    whole,
+)
+
+
+class Usage(Declared):
+    prompt_tokens = required(whole())
+    completion_tokens = required(whole())
+    total_tokens = required(whole())
+    prefix_reused_tokens = required(whole(), "Those of the prompt that had been computed before, for another request.")
+    reasoning_tokens = omittable(
+        whole(0),
+        ('Tokens of the completion that are thoughts, or marks around them; not with options.reasoning "inline".'),
+    )
+
+
+class Parameters(Sampling, Computation):
+    max_tokens = optional(
+        whole(1), ("Cut to what the context holds and to the server's --max-tokens, which are the default too.")
+    )
+    repetition_penalty = optional(number(0, 10, above_low=True), "Another name of repeat_penalty.", default=1)
+
+
+class _TextContentItem(Declared):
+    type = required(const("text"))
+    text = required(string())
+
+
+class _ImageContentItem(Declared):
+    type = required(const("image"))
+    data = required(string(1), "The file in base64.")
+
+
+class _AudioContentItem(Declared):
+    type = required(const("audio"))
+    data = required(
+        string(1), ("The file in base64, or where there is a sample_rate, mono samples: 32-bit floats, little-endian.")
+    )
+    sample_rate = optional(whole(1000, 384000), "Of samples; absent for a file.")
+
+
+class _VideoContentItem(Declared):
+    type = required(const("video"))
+    data = required(string(1), "The file in base64, with its sound.")
+    stack_frames = optional(
+        whole(1, 16), "Pictures of each second; those after the first are tiled into one.", default=1
+    )
+
+
+class GenerateMessage(Declared):
+    role = required(choice("system", "user", "assistant", "tool"))
+    content = required(
+        one_of(
+            string(),
+            array(
+                one_of(_TextContentItem, _ImageContentItem, _AudioContentItem, _VideoContentItem),
+                1,
+                256,
+                description=(
+                    "Texts that follow each other are lines; images, recordings and films stand where they are "
+                    "among them. What a model takes is in /v1/models."
+                ),
+            ),
+        )
+    )
+
+
+class Options(Declared):
+    stream = optional(boolean())
+    echo_prompt = switch(False, "Begin the text with the prompt.")
+    include_token_ids = switch(False)
+    include_logprobs = optional(
+        one_of(boolean(), whole(0, 20)),
+        "true: each token's log-probability and those of 5 others; or how many others.",
+        default=False,
+    )
+    include_timing = switch(False)
+    include_generated_text = switch(True, "Repeat the text so far in every token message.")
+    reasoning = optional(
+        string(enum=["inline", "separate", "off", None]),
+        (
+            "Where the model's thoughts are: in the text with their marks, in a field of their own "
+            "(reasoning) beside each token and in the end, or nowhere."
+        ),
+        default="inline",
+    )
+    reasoning_budget = optional(
+        whole(-1),
+        (
+            "After how many tokens a thought is closed by force: -1 never, 0 at once. Default: the "
+            "server's --reasoning-budget."
+        ),
+    )
+    enable_thinking = optional(boolean(), "Whether a model that can think does so in a conversation, by default yes.")
+    chat_template_kwargs = optional(
+        value(type="object"), "Variables of the model's chat template, enable_thinking among them."
+    )
+    stop_in_reasoning = switch(False, "Whether stop strings also end the answer inside thoughts.")
+
+
+class GenerateRequest(Parameters, Targets):
+    """What is in parameters and options goes before what stands beside them."""
+
+    model = optional(string(), ('One that /v1/models lists, or an alias, or "default". An unknown name is refused.'))
+    prompt = required(one_of(string(1), array(GenerateMessage, 1, 1024)))
+    parameters = optional(Parameters)
+    options = optional(Options)
+    stream = switch(False, "Answer with server-sent events.")
+
+
+class _Item(Declared):
+    token = required(string())
+    token_id = omittable(whole())
+    logprob = required(number())
+
+
+ScoredTokens = named("ScoredTokens", array(_Item), "The chosen token first.")
+
+
+class WholeTiming(Declared):
+    first_token_ms = required(number())
+    total_ms = required(number())
+
+
+class Generated(Declared):
+    id = required(string())
+    model = required(string())
+    generated_text = required(string())
+    reasoning = omittable(string(), 'Thoughts, with options.reasoning "separate".')
+    finish_reason = required(FinishReason)
+    usage = required(Usage)
+    token_ids = omittable(array(whole()), "Without a stream.")
+    logprobs = omittable(array(ScoredTokens))
+    timing = omittable(WholeTiming)
+
+
+class _Config(Targets):
+    type = required(const("config"))
+    model = optional(string(), ('One that /v1/models lists, or an alias, or "default". An unknown name is refused.'))
+    prompt = required(one_of(string(1), array(GenerateMessage, 1, 1024)))
+    parameters = optional(Parameters)
+    options = optional(Options)
+    auth = optional(string(), "The API key, in the first message.")
+
+
+class _Control(Declared):
+    type = required(const("control"))
+    action = required(choice("stop", "pause", "resume", "regenerate", "modify"))
+    parameters = optional(
+        Parameters,
+        (
+            "What to change by modify; not what binds the text (grammar, json_schema and the like), lora "
+            "and cache_prompt."
+        ),
+    )
+
+
+class _Feedback(Declared):
+    type = required(const("feedback"))
+    rating = required(number(-1, 1))
+    text = optional(string())
+    position = optional(whole(0), "A token's number.")
+
+
+class _Resume(Declared):
+    type = required(const("resume"))
+    request_id = required(string())
+    position = optional(whole(0), "The number of tokens that came.", default=0)
+
+
+ClientMessage = named("ClientMessage", one_of(_Config, _Control, _Feedback, _Resume))
+
+
+class _ModelInfo(Declared):
+    version = required(string(), "The architecture.")
+    max_tokens = required(whole(), "Tokens that prompt and answer may have together.")
+    quantization = required(string())
+    parameters = required(whole())
+
+
+class InitMessage(Declared):
+    type = required(const("init"))
+    request_id = required(string())
+    model = required(string())
+    model_info = required(_ModelInfo)
+
+
+class _Timing(Declared):
+    token_ms = required(number())
+    total_ms = required(number())
+
+
+class TokenMessage(Declared):
+    type = required(const("token"))
+    token = required(string(), "Empty while a character or a stop string is incomplete, and in the last one.")
+    position = omittable(whole(), "Counted from 0, for resume.")
+    token_id = omittable(whole())
+    generated_text = omittable(string(), "All so far.")
+    reasoning = omittable(string(), 'Thoughts, with options.reasoning "separate".')
+    logprobs = omittable(ScoredTokens)
+    timing = omittable(_Timing)
+    finish_reason = nullable(FinishReason)
+    finished = required(boolean())
+
+
+class CompletionMessage(Declared):
+    type = required(const("completion"))
+    request_id = required(string())
+    generated_text = required(string())
+    reasoning = omittable(string(), 'Thoughts, with options.reasoning "separate".')
+    finish_reason = required(FinishReason)
+    usage = required(Usage)
+    token_ids = omittable(array(whole()), "Without a stream.")
+    logprobs = omittable(array(ScoredTokens))
+    timing = omittable(WholeTiming)
+
+
+class StatusMessage(Declared):
+    type = required(const("status"))
+    operation = required(
+        string(),
+        ("model_loading and queued while a request waits; or what is acknowledged: pause, resume, modify, feedback."),
+    )
+    progress = required(whole(), "Percent.")
+    message = required(string())
+    eta_seconds = omittable(number())
+    position = omittable(whole())
+    request_id = omittable(string())
+
+
+class ErrorMessage(Declared):
+    type = required(const("error"))
+    error = required(
+        choice(
+            "invalid_request",
+            "context_length_exceeded",
+            "content_filter",
+            "memory_pressure",
+            "timeout",
+            "internal_error",
+            "model_loading_error",
+            "rate_limited",
+        )
+    )
+    message = required(string())
+    recoverable = required(boolean())
+    recovery_action = required(
+        choice(
+            "modify_request",
+            "reduce_prompt",
+            "retry",
+            "wait",
+            "reconnect",
+            "authenticate",
+            "restart",
+            "ask_operator",
+            "none",
+        )
+    )
+    request_id = omittable(string())
+    partial_text = omittable(string(), "The text made so far.")
+    retry_after_ms = omittable(whole())
+
+
+ServerMessage = named(
+    "ServerMessage", one_of(InitMessage, TokenMessage, CompletionMessage, StatusMessage, ErrorMessage)
+)

@@ -1,0 +1,281 @@
+"""Operations of the API of llama-server."""
+
+from __future__ import annotations
+
+from umaserve.dialects.llama_server.schemas import (
+    DetokenizeRequest,
+    EmbedNativeItem,
+    InfillRequest,
+    LoraAdaptersItem,
+    ModelToMove,
+    Moved,
+    NativeAnswer,
+    NativeEmbeddingRequest,
+    NativeError,
+    NativePiece,
+    NativeRequest,
+    Prompt,
+    Props,
+    RerankAnswer,
+    RerankItem,
+    RerankRequest,
+    SlotsItem,
+    Text,
+    TokenizeRequest,
+    Tokens,
+)
+from umaserve.dialects.openai.schemas import ChatRequest
+from umaserve.dialects.reference import (
+    CACHE_MISS,
+    Body,
+    Errors,
+    Operation,
+    Parameter,
+    Reference,
+    Reply,
+    failed,
+    refused,
+)
+from umaserve.wire.declared import array, one_of, string
+
+ERRORS = Errors(
+    "Native",
+    NativeError,
+    refused(forbidden=" and for who is no operator", conflict=", 409 where the model is being loaded or unloaded"),
+    failed(unable=", 501 for what this model can't do"),
+)
+
+REFERENCE = Reference(
+    "llama.cpp",
+    "As its server has them.",
+    ERRORS,
+    {
+        ("POST", "/completion"): Operation(
+            "completeNative",
+            "The continuation of a text, as llama-server's own API has it",
+            (
+                "Also at /completions. Fields that are not listed are ignored, id_slot among them. Taken as "
+                "llama-server has them, too: a seed of -1, an empty grammar, logit_bias as pairs, of texts "
+                "and with false, lora as an array of objects with id and scale. The default temperature is "
+                "0.8, that of top_p 0.95. A stream in which nothing else comes has a comment every 15 "
+                "seconds."
+            ),
+            body=Body(
+                NativeRequest,
+                {
+                    "plain": {
+                        "prompt": "Once upon a time",
+                        "n_predict": 8,
+                        "temperature": 0,
+                        "n_probs": 2,
+                        "return_tokens": True,
+                    },
+                    "several": {
+                        "prompt": ["Once upon a time", [504, 2042], [504, " upon"]],
+                        "n_predict": 4,
+                        "response_fields": ["content", "timings/predicted_n"],
+                    },
+                    "streamed": {
+                        "prompt": "Once upon a time",
+                        "n_predict": 4,
+                        "stream": True,
+                        "timings_per_token": True,
+                        "return_progress": True,
+                    },
+                },
+            ),
+            replies={
+                "200": Reply(
+                    'The whole answer, an array of several, or with `"stream": true` events.',
+                    json=one_of(NativeAnswer, array(NativeAnswer)),
+                    events=(
+                        one_of(NativePiece, NativeAnswer),
+                        (
+                            'One event for each token; the last one of each answer has `"stop": true`. An error ends '
+                            "the stream as an event."
+                        ),
+                    ),
+                    headers={
+                        "x-umaserve-max-tokens": {
+                            "description": "The server's --max-tokens, where the operator set it.",
+                            "schema": {"type": "integer", "minimum": 1},
+                        },
+                        "x-umaserve-cache-miss": CACHE_MISS,
+                    },
+                )
+            },
+        ),
+        ("POST", "/infill"): Operation(
+            "infill",
+            "What fills a gap in a text",
+            ("For models whose vocabulary has tokens for it; others refuse it. Answers are those of /completion."),
+            body=Body(
+                InfillRequest,
+                {
+                    "plain": {
+                        "input_prefix": "def add(a, b):\n    return ",
+                        "input_suffix": "\n",
+                        "input_extra": [{"filename": "sub.py", "text": "def sub(a, b):\n    return a - b\n"}],
+                        "n_predict": 8,
+                    }
+                },
+            ),
+            replies={
+                "200": Reply(
+                    'The whole answer, an array of several, or with `"stream": true` events.',
+                    json=one_of(NativeAnswer, array(NativeAnswer)),
+                    events=(
+                        one_of(NativePiece, NativeAnswer),
+                        (
+                            'One event for each token; the last one of each answer has `"stop": true`. An error ends '
+                            "the stream as an event."
+                        ),
+                    ),
+                    headers={
+                        "x-umaserve-max-tokens": {
+                            "description": "The server's --max-tokens, where the operator set it.",
+                            "schema": {"type": "integer", "minimum": 1},
+                        },
+                        "x-umaserve-cache-miss": CACHE_MISS,
+                    },
+                )
+            },
+        ),
+        ("POST", "/tokenize"): Operation(
+            "tokenize",
+            "The tokens of a text",
+            body=Body(
+                TokenizeRequest,
+                {
+                    "plain": {"content": "Hello, world"},
+                    "pieces": {"content": "Hello 🦙", "add_special": True, "with_pieces": True},
+                },
+            ),
+            replies={"200": Reply("OK", json=Tokens)},
+        ),
+        ("POST", "/detokenize"): Operation(
+            "detokenize",
+            "The text of tokens",
+            body=Body(DetokenizeRequest, {"plain": {"tokens": [19556, 28, 905]}}),
+            replies={"200": Reply("OK", json=Text)},
+        ),
+        ("POST", "/apply-template"): Operation(
+            "applyTemplate",
+            "The prompt that the chat template makes",
+            (
+                "Of a body of /v1/chat/completions, whose other fields are checked and make no difference. "
+                "Tokens that tokenizing adds, such as the start token, are not in the prompt."
+            ),
+            body=Body(
+                ChatRequest,
+                {
+                    "plain": {"messages": [{"role": "user", "content": "Hello"}]},
+                    "switches": {
+                        "messages": [
+                            {"role": "user", "content": "Hello"},
+                            {"role": "assistant", "content": "Hi", "reasoning_content": "A greeting."},
+                            {"role": "user", "content": "Why?"},
+                        ],
+                        "chat_template_kwargs": {"enable_thinking": False},
+                    },
+                },
+            ),
+            replies={"200": Reply("OK", json=Prompt)},
+        ),
+        ("GET", "/props"): Operation(
+            "props",
+            "What is served, and with which defaults",
+            parameters=(
+                Parameter(
+                    "model",
+                    "query",
+                    string(),
+                    ("Which of the daemon's models; without it the default one. 503 until it has been loaded first."),
+                ),
+            ),
+            replies={"200": Reply("OK", json=Props)},
+        ),
+        ("POST", "/embedding"): Operation(
+            "embedNative",
+            "The vectors of texts",
+            "Also at /embeddings. The texts may be called input, too.",
+            body=Body(
+                NativeEmbeddingRequest,
+                {"plain": {"content": "Hello"}, "several": {"content": ["Hello", [504, 2042], [504, " upon"]]}},
+            ),
+            replies={"200": Reply("OK", json=array(EmbedNativeItem))},
+        ),
+        ("GET", "/slots"): Operation(
+            "slots",
+            "The answers in work",
+            (
+                "As many slots as are decoded at once. For operators: from the daemon's own machine where it "
+                "has no API keys, else with a key of the class operator. Prompts are shown only with "
+                "--slots-prompts."
+            ),
+            parameters=(
+                Parameter(
+                    "model",
+                    "query",
+                    string(),
+                    ("Which of the daemon's models; without it the default one. 503 until it has been loaded first."),
+                ),
+                Parameter("fail_on_no_slot", "query", string(), "Anything: the status is 503 where all are taken."),
+            ),
+            replies={"200": Reply("OK", json=array(SlotsItem))},
+        ),
+        ("GET", "/lora-adapters"): Operation(
+            "loraAdapters",
+            "The LoRA adapters",
+            "Scales are each request's own: lora in its body.",
+            parameters=(
+                Parameter(
+                    "model",
+                    "query",
+                    string(),
+                    ("Which of the daemon's models; without it the default one. 503 until it has been loaded first."),
+                ),
+            ),
+            replies={"200": Reply("OK", json=array(LoraAdaptersItem))},
+        ),
+        ("POST", "/rerank"): Operation(
+            "rerank",
+            "Documents in the order in which they answer a question",
+            (
+                "Also at /v1/rerank, /v2/rerank, /reranking and /v1/reranking. For reranking models; others "
+                "refuse it with 501. In the form of Jina's API, which Cohere's clients read too, or with "
+                "texts instead of documents in that of TEI. Scores are the model's, unscaled."
+            ),
+            body=Body(
+                RerankRequest,
+                {
+                    "plain": {"query": "What is a panda?", "documents": ["A bear.", "A city."], "top_n": 1},
+                    "texts": {"query": "What is a panda?", "texts": ["A bear.", "A city."], "return_text": True},
+                },
+            ),
+            replies={"200": Reply("The best first.", json=one_of(RerankAnswer, array(RerankItem)))},
+        ),
+        ("POST", "/models/load"): Operation(
+            "loadModel",
+            "Load a model before anybody asks for it",
+            (
+                "As if a request waited for it: others that nobody uses make room. The reply comes at once; "
+                "/models says how far it is. 400 where it is loaded already, 404 where there is no such "
+                "model, 503 where it can't fit."
+            ),
+            body=Body(ModelToMove, {"plain": {"model": "qwen3-8b"}}),
+            replies={"200": Reply("OK", json=Moved)},
+        ),
+        ("POST", "/models/unload"): Operation(
+            "unloadModel",
+            "Unload a model",
+            (
+                "Requests that run end before; those that come until then wait, and have it loaded again. "
+                "400 where it is not loaded, or pinned, or the daemon's voice; 409 where it is being loaded "
+                "or unloaded; 404 where there is no such model."
+            ),
+            body=Body(ModelToMove, {"plain": {"model": "qwen3-8b"}}),
+            replies={"200": Reply("OK", json=Moved)},
+        ),
+    },
+)

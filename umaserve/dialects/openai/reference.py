@@ -1,0 +1,333 @@
+"""Operations of the API of OpenAI, but for its responses."""
+
+from __future__ import annotations
+
+from umaserve.dialects.anthropic.schemas import AnthropicModel, AnthropicModels
+from umaserve.dialects.openai.schemas import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatRequest,
+    Completion,
+    CompletionChunk,
+    CompletionRequest,
+    CountChatTokensReply,
+    Embeddings,
+    EmbeddingsRequest,
+    Model,
+    Models,
+    SpeechDelta,
+    SpeechDone,
+    SpeechRequest,
+    Transcript,
+    TranscriptDelta,
+    TranscriptDone,
+    TranscriptionForm,
+    TranslationForm,
+    VerboseTranscript,
+    Voices,
+)
+from umaserve.dialects.reference import CACHE_MISS, Body, Errors, Operation, Parameter, Reference, Reply, refused
+from umaserve.dialects.schemas import Error
+from umaserve.wire.declared import any_of, one_of, string
+
+ERRORS = Errors("", Error, refused(form=", or no form where one is wanted"))
+
+REFERENCE = Reference(
+    "OpenAI",
+    "For OpenAI's client libraries, with base_url ending in /v1.",
+    ERRORS,
+    {
+        ("POST", "/v1/chat/completions"): Operation(
+            "chat",
+            "The next message of a conversation",
+            (
+                "Also at /chat/completions. Fields that are not listed are ignored. Tools are described to "
+                "the model in words where its chat template knows none, and the arguments of a call keep to "
+                "their schema either way, as far as a grammar can hold it (strict). In response_format, what "
+                "a JSON schema demands and no grammar can enforce (uniqueItems, if, contains, most uses of "
+                "not, look-ahead in patterns and the like) is refused by its path, and oneOf counts as "
+                "anyOf. A schema, or those of all tools, may have 256 KiB. Images and recordings are for "
+                "models that take them (--mmproj); a body with them may have as many bytes as "
+                "--max-chat-bytes says.\n\nWith the modalities text and audio the answer is spoken, by the one "
+                "voice that the daemon has; its text is the transcript, without thoughts. That goes with one "
+                "choice, and without tools.\n\nA stream in which nothing else comes has a comment every 15 "
+                "seconds."
+            ),
+            body=Body(
+                ChatRequest,
+                {
+                    "plain": {
+                        "messages": [{"role": "user", "content": "Name three colours."}],
+                        "max_completion_tokens": 16,
+                    },
+                    "streamed": {
+                        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}],
+                        "max_completion_tokens": 16,
+                        "temperature": 0.7,
+                        "seed": 1,
+                        "logprobs": True,
+                        "top_logprobs": 2,
+                        "n": 2,
+                        "stream": True,
+                        "stream_options": {"include_usage": True},
+                    },
+                    "json": {
+                        "messages": [{"role": "user", "content": "Is the sky blue?"}],
+                        "max_completion_tokens": 32,
+                        "temperature": 0,
+                        "response_format": {
+                            "type": "json_schema",
+                            "json_schema": {
+                                "name": "answer",
+                                "schema": {
+                                    "type": "object",
+                                    "properties": {"answer": {"enum": ["yes", "no"]}},
+                                    "required": ["answer"],
+                                    "additionalProperties": False,
+                                },
+                            },
+                        },
+                    },
+                    "spoken": {
+                        "messages": [{"role": "user", "content": "Say hello."}],
+                        "max_completion_tokens": 16,
+                        "modalities": ["text", "audio"],
+                        "audio": {"voice": "default", "format": "wav"},
+                    },
+                    "tool": {
+                        "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+                        "max_completion_tokens": 100,
+                        "temperature": 0,
+                        "tools": [
+                            {
+                                "type": "function",
+                                "function": {
+                                    "name": "get_weather",
+                                    "parameters": {
+                                        "type": "object",
+                                        "properties": {"city": {"type": "string", "maxLength": 20}},
+                                        "required": ["city"],
+                                        "additionalProperties": False,
+                                    },
+                                },
+                            }
+                        ],
+                        "tool_choice": "required",
+                    },
+                },
+            ),
+            replies={
+                "200": Reply(
+                    'The whole answer, or with `"stream": true` its events.',
+                    json=ChatCompletion,
+                    events=(
+                        ChatCompletionChunk,
+                        (
+                            "Each event is `data:` and a JSON object (x-event). The last one is `data: [DONE]`. An "
+                            "error that comes when the stream has begun is an event with an Error in place of a chunk."
+                        ),
+                    ),
+                    headers={
+                        "x-umaserve-max-tokens": {
+                            "description": "The server's --max-tokens, where the operator set it.",
+                            "schema": {"type": "integer", "minimum": 1},
+                        },
+                        "x-umaserve-cache-miss": CACHE_MISS,
+                    },
+                )
+            },
+        ),
+        ("POST", "/v1/chat/completions/input_tokens"): Operation(
+            "countChatTokens",
+            "The tokens of a prompt",
+            (
+                "Also at /chat/completions/input_tokens, as in llama-server. Of a body of "
+                "/v1/chat/completions, whose other fields are checked and make no difference."
+            ),
+            body=Body(ChatRequest, {"plain": {"messages": [{"role": "user", "content": "Name three colours."}]}}),
+            replies={"200": Reply("OK", json=CountChatTokensReply)},
+        ),
+        ("POST", "/v1/completions"): Operation(
+            "complete",
+            "The continuation of a text",
+            (
+                "Fields that are not listed are ignored. A stream in which nothing else comes has a comment "
+                "every 15 seconds."
+            ),
+            body=Body(
+                CompletionRequest,
+                {
+                    "plain": {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0},
+                    "several": {"prompt": ["Once upon a time", [504, 2042]], "max_tokens": 8, "logprobs": 2},
+                    "streamed": {
+                        "prompt": "Once upon a time",
+                        "echo": True,
+                        "max_tokens": 8,
+                        "stream": True,
+                        "stream_options": {"include_usage": True},
+                        "top_k": 20,
+                        "min_p": 0.1,
+                        "repeat_penalty": 1.1,
+                    },
+                    "scored": {
+                        "prompt": "Once upon a time",
+                        "echo": True,
+                        "logprobs": 1,
+                        "prompt_logprobs": 1,
+                        "max_tokens": 0,
+                    },
+                },
+            ),
+            replies={
+                "200": Reply(
+                    'The whole answer, or with `"stream": true` its events.',
+                    json=Completion,
+                    events=(CompletionChunk, "As for /v1/chat/completions, `data: [DONE]` included."),
+                    headers={
+                        "x-umaserve-max-tokens": {
+                            "description": "The server's --max-tokens, where the operator set it.",
+                            "schema": {"type": "integer", "minimum": 1},
+                        },
+                        "x-umaserve-cache-miss": CACHE_MISS,
+                    },
+                )
+            },
+        ),
+        ("POST", "/v1/audio/speech"): Operation(
+            "speak",
+            "A text read aloud",
+            (
+                "By the one voice that the daemon has; without one the answer is a 400. The sound comes as "
+                "its sentences are spoken: 24 kHz, mono; in wav and pcm 16 bit, little-endian. The text is "
+                "read as a chat's answer is: without Markdown's marks, code blocks and emoji, and without "
+                "what stands between `<think>` and `</think>` at its beginning. Where a sentence can't be "
+                "spoken after the first one was, the connection is cut, or the events end with an error."
+            ),
+            body=Body(
+                SpeechRequest,
+                {
+                    "plain": {"input": "It rains. It pours.", "voice": "default"},
+                    "samples": {"input": "It rains.", "voice": "alloy", "response_format": "pcm"},
+                },
+            ),
+            replies={
+                "200": Reply(
+                    "The sound, in chunks. A WAV file's header says 4294967295 for both of its sizes.",
+                    events=(
+                        one_of(SpeechDelta, SpeechDone),
+                        (
+                            "Server-sent events: speech.audio.delta with the next bytes of the file in base64, and at "
+                            "the end speech.audio.done, or an error."
+                        ),
+                    ),
+                    content={
+                        "audio/mpeg": None,
+                        "audio/ogg": None,
+                        "audio/aac": None,
+                        "audio/flac": None,
+                        "audio/wav": None,
+                        "audio/pcm": None,
+                    },
+                )
+            },
+        ),
+        ("GET", "/v1/audio/voices"): Operation(
+            "listVoices",
+            "The voices that read texts aloud",
+            (
+                "As Open WebUI and others ask for them. The daemon has one voice or none; any name in a "
+                "request means that one."
+            ),
+            replies={"200": Reply("OK", json=Voices)},
+        ),
+        ("POST", "/v1/audio/transcriptions"): Operation(
+            "transcribe",
+            "What is said in a recording",
+            (
+                "Also at /audio/transcriptions. A form with a sound file in any format that ffmpeg reads. "
+                "Only for models that hear (--mmproj); the form may have as many bytes as --max-chat-bytes "
+                "says, and the recording 30 minutes. A recording that the context doesn't hold, and a "
+                "transcript that reaches the limit of an answer, are errors: nothing is cut. Fields that are "
+                "not listed are ignored."
+            ),
+            body=Body(TranscriptionForm, media="multipart/form-data"),
+            replies={
+                "200": Reply(
+                    (
+                        "The text. With response_format verbose_json, srt and vtt it is one segment as long as the "
+                        "recording, since the models tell no times."
+                    ),
+                    json=one_of(Transcript, VerboseTranscript),
+                    events=(
+                        one_of(TranscriptDelta, TranscriptDone),
+                        (
+                            "Server-sent events, transcript.text.delta and at the end transcript.text.done, or an "
+                            "error. The deltas together are the text."
+                        ),
+                    ),
+                    content={"text/plain": string(), "text/vtt": string()},
+                )
+            },
+        ),
+        ("POST", "/v1/audio/translations"): Operation(
+            "translate",
+            "What is said in a recording, in English",
+            (
+                "As /v1/audio/transcriptions. Only for models that hear (--mmproj); the form may have as "
+                "many bytes as --max-chat-bytes says, and the recording 30 minutes. A recording that the "
+                "context doesn't hold, and a transcript that reaches the limit of an answer, are errors: "
+                "nothing is cut. Fields that are not listed are ignored."
+            ),
+            body=Body(TranslationForm, media="multipart/form-data"),
+            replies={
+                "200": Reply(
+                    (
+                        "The text. With response_format verbose_json, srt and vtt it is one segment as long as the "
+                        "recording, since the models tell no times."
+                    ),
+                    json=one_of(Transcript, VerboseTranscript),
+                    events=(
+                        one_of(TranscriptDelta, TranscriptDone),
+                        (
+                            "Server-sent events, transcript.text.delta and at the end transcript.text.done, or an "
+                            "error. The deltas together are the text."
+                        ),
+                    ),
+                    content={"text/plain": string(), "text/vtt": string()},
+                )
+            },
+        ),
+        ("POST", "/v1/embeddings"): Operation(
+            "embed",
+            "A vector of unit length for each text",
+            ("A model that makes no embeddings by itself gives a 400, unless the daemon runs with --pooling."),
+            body=Body(
+                EmbeddingsRequest,
+                {
+                    "plain": {"input": "A cat sat on the mat."},
+                    "several": {"input": ["A cat sat on the mat.", "Stock markets fell."], "encoding_format": "base64"},
+                },
+            ),
+            replies={"200": Reply("OK", json=Embeddings)},
+        ),
+        ("GET", "/v1/models"): Operation(
+            "listModels",
+            "The models, the default one first",
+            (
+                "Also at /models. With the header anthropic-version in the form of Anthropic's API, a page "
+                "at a time (limit, before_id, after_id)."
+            ),
+            replies={"200": Reply("OK", json=any_of(Models, AnthropicModels))},
+        ),
+        ("GET", "/v1/models/{model}"): Operation(
+            "getModel",
+            "A model by its name or an alias",
+            (
+                "With the header anthropic-version in the form of Anthropic's API, where any name that "
+                "begins with claude stands for the default model."
+            ),
+            parameters=(Parameter("model", "path", string()),),
+            replies={"200": Reply("OK", json=any_of(Model, AnthropicModel))},
+        ),
+    },
+)

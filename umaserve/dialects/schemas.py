@@ -1,0 +1,186 @@
+"""Schemas that all APIs share: sampling, what the engine computes for a request, targets, errors."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from umaserve.wire import fields
+from umaserve.wire.declared import (
+    Declared,
+    Kind,
+    array,
+    boolean,
+    choice,
+    mapping,
+    named,
+    nullable,
+    number,
+    optional,
+    required,
+    string,
+    strings,
+    switch,
+    value,
+    whole,
+)
+from umaserve.wire.fields import Fields, integer, out_of_range
+
+MAX_STOPS, MAX_STOP_BYTES = 16, 256
+MAX_BIASES = 1024
+MAX_ADAPTERS, MAX_ADAPTER_BYTES = 16, 256
+MAX_SCALE = 10.0
+MAX_SEED = 2**32 - 2
+MAX_WINDOW = 2**31 - 1
+"""More than any context has."""
+MAX_SLO_MS = 3_600_000.0
+
+
+def _window(given: Any, path: str) -> int:
+    window = integer(given, path, -1, MAX_WINDOW)
+    return window if window >= 0 else MAX_WINDOW
+
+
+def _biases(given: Any, path: str) -> tuple[tuple[int, float], ...]:
+    biases = Fields.of(given, path)
+    if len(biases.values) > MAX_BIASES:
+        raise out_of_range(path, f"at most {MAX_BIASES} tokens", len(biases.values))
+    pairs = []
+    for key, bias in biases.values.items():
+        if not re.fullmatch("[0-9]{1,9}", key):
+            raise out_of_range(path, "token ids as keys", f'"{key[:32]}"')
+        pairs.append((int(key), fields.number(bias, biases.name(key), -100.0, 100.0)))
+    return tuple(pairs)
+
+
+def _adapters(given: Any, path: str) -> tuple[tuple[str, float], ...]:
+    adapters = Fields.of(given, path)
+    if len(adapters.values) > MAX_ADAPTERS:
+        raise out_of_range(path, f"at most {MAX_ADAPTERS} adapters", len(adapters.values))
+    pairs = []
+    for name, scale in adapters.values.items():
+        if not 1 <= (n_bytes := len(name.encode())) <= MAX_ADAPTER_BYTES:
+            raise out_of_range(path, f"names of 1 to {MAX_ADAPTER_BYTES} bytes", f"{n_bytes} bytes")
+        pairs.append((name, fields.number(scale, adapters.name(name), -MAX_SCALE, MAX_SCALE)))
+    return tuple(pairs)
+
+
+_WINDOW = Kind({"type": "integer", "minimum": -1, "maximum": MAX_WINDOW}, _window)
+_BIASES = Kind(mapping(number(-100, 100), maxProperties=MAX_BIASES).schema | {"properties": {}}, _biases)
+_ADAPTERS = Kind(
+    mapping(
+        number(-MAX_SCALE, MAX_SCALE), maxProperties=MAX_ADAPTERS, propertyNames={"minLength": 1, "maxLength": 256}
+    ).schema
+    | {"properties": {}},
+    _adapters,
+)
+
+
+class _StructuredOutputs(Declared):
+    json = optional(value(type=["object", "string"], minLength=1))
+    regex = optional(string(1))
+    choice_ = optional(array(string(1), 1, 500))
+    grammar = optional(string(1))
+    json_object = switch(False)
+
+
+class Sampling(Declared):
+    """How each next token is chosen. Defaults are those of /v1/chat/completions and /v1/completions; at /v1/generate
+    temperature is 0 and top_p is 0.95 by default."""
+
+    temperature = optional(number(0, 10), "0: always the likeliest token.", default=1)
+    top_p = optional(
+        number(0, 1, above_low=True),
+        "Choose among the likeliest tokens that have this probability together.",
+        default=1,
+    )
+    top_k = optional(whole(0, 1048576), "Choose among this many of the likeliest tokens; 0: among all.", default=40)
+    min_p = optional(number(0, 1), "Drop tokens below this share of the likeliest one's probability.", default=0.05)
+    repeat_penalty = optional(
+        number(0, 10, above_low=True), "Divides the weight of tokens that were said lately; 1: off.", default=1
+    )
+    presence_penalty = optional(number(-2, 2), "Taken off the weight of each token that was said lately.", default=0)
+    frequency_penalty = optional(number(-2, 2), "As presence_penalty, times how often the token was said.", default=0)
+    penalty_window = optional(
+        _WINDOW,
+        "How many of the last tokens count for the penalties; 0: no penalties; -1: all.",
+        default=64,
+        key="repeat_last_n",
+    )
+    seed = optional(whole(0, MAX_SEED), "The same seed and request give the same text; any by default.")
+    logit_bias = optional(
+        _BIASES,
+        "Token ids, and what is added to their weight: -100 bans, 100 forces.",
+    )
+    stop = optional(strings(MAX_STOPS, MAX_STOP_BYTES), "The text ends before the first of these.")
+    grammar = optional(
+        string(1),
+        (
+            "A grammar that the text has to follow, in the syntax that grammar_syntax names. Of this "
+            "field and the six below that bind the text, and response_format, at most one may be given."
+        ),
+    )
+    grammar_syntax = optional(
+        choice("gbnf", "lark"),
+        (
+            "The syntax of grammar, guided_grammar and structured_outputs.grammar: llama.cpp's GBNF, or "
+            "Lark as llguidance reads it."
+        ),
+        default="gbnf",
+    )
+    json_schema = optional(value(type="object"), "A JSON schema that the text has to follow.")
+    regex = optional(
+        string(1),
+        (
+            "A regular expression that the whole text has to match, in the syntax of Rust's regex crate, "
+            "without look-around."
+        ),
+    )
+    guided_json = optional(value(type=["object", "string"], minLength=1), "As json_schema, or its JSON text.")
+    guided_regex = optional(string(1), "As regex.")
+    guided_choice = optional(array(string(1), 1, 500), "Texts of which the answer has to be one.")
+    guided_grammar = optional(string(1), "As grammar.")
+    structured_outputs = optional(
+        _StructuredOutputs, "One of these, as the fields of the same names; json_object: any object."
+    )
+    ignore_eos = optional(boolean(), "Go on where the model would end.", default=False)
+
+
+class Computation(Declared):
+    """What the prompt and the answer are computed with."""
+
+    cache_prompt = switch(True, ("Begin with what was computed for another request, and leave this one's for others."))
+    lora = optional(
+        _ADAPTERS,
+        ("The server's LoRA adapters to use, by name, each with its scale; {}: none. By default all, at 1."),
+    )
+
+
+class _Slo(Declared):
+    target_ttft_ms = optional(number(0, 3600000, above_low=True), "To the first token.")
+    target_tbt_ms = optional(number(0, 3600000, above_low=True), "Between tokens.")
+
+
+class Targets(Declared):
+    priority = optional(
+        choice("interactive", "background"), "Background work waits for interactive work.", default="interactive"
+    )
+    slo = optional(_Slo, "Latencies to aim for, in milliseconds.")
+
+
+FinishReason = named(
+    "FinishReason",
+    choice("stop", "length", "content_filter"),
+    "stop: the model or a stop string ended it; length: max_tokens did.",
+)
+
+
+class _Error(Declared):
+    message = required(string(), "Names the field, what came and what was expected.")
+    type = required(choice("invalid_request_error", "rate_limit_error", "server_error"))
+    param = nullable(string(), "The field.")
+    code = nullable(string(), "Such as context_length_exceeded, invalid_api_key or rate_limit_exceeded.")
+
+
+class Error(Declared):
+    error = required(_Error)
