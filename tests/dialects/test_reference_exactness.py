@@ -25,10 +25,10 @@ REWORDED = {
     "Of its details, POST /api/show tells what a worker knows.": (
         "A model of any worker; POST /api/show tells the details that a worker knows."
     ),
-    "As llama.cpp's server gives them: tokens, milliseconds, tokens a second. Absent where there are several choices in "
-    "one answer.": (
-        "Timings as llama.cpp's server gives them: tokens, milliseconds, tokens a second. Absent where there are several "
-        "choices in one answer."
+    "As llama.cpp's server gives them: tokens, milliseconds, tokens a second. Absent where there are several choices "
+    "in one answer.": (
+        "Timings as llama.cpp's server gives them: tokens, milliseconds, tokens a second. Absent where there are "
+        "several choices in one answer."
     ),
 }
 """Descriptions that say the same in other words, since they are docstrings now."""

@@ -60,6 +60,15 @@ class Paint(Base, closed=True):
     name_ = nullable(string())
     odd = omittable(const(1), key="odd[]")
     pots = optional(array(Base, 1, 2))
+    lids = optional(array(Base, 1, 2, of="lids"))
+
+
+POTS = {
+    "type": ["array", "null"],
+    "items": {"$ref": "#/components/schemas/Base"},
+    "minItems": 1,
+    "maxItems": 2,
+}
 
 
 def error(read: Any) -> str:
@@ -99,11 +108,19 @@ def test_an_absent_field_is_none_or_what_the_switch_says() -> None:
             "paint.names[1]: expected a non-empty string of at most 4 bytes, got an empty one",
         ),
         ({"model": "ninebytes"}, "model", "paint.model: expected a non-empty string of at most 8 bytes, got 9 bytes"),
+        ({"lids": []}, "lids", "paint.lids: expected an array of 1 to 2 lids, got 0"),
+        ({"lids": [{}, 1]}, "lids", "paint.lids[1]: expected an object, got a whole number"),
         ({"inner": []}, "inner", "paint.inner: expected an object, got an array"),
     ],
 )
 def test_an_error_names_the_field_and_what_was_expected(values: dict[str, Any], read: str, expected: str) -> None:
     assert error(lambda: getattr(paint(**values), read)) == expected
+
+
+def test_the_items_of_an_array_are_read() -> None:
+    (lid,) = paint(lids=[{"model": ""}]).lids or ()
+    assert error(lambda: lid.model).startswith("paint.lids[0].model: expected a non-empty string")
+    assert paint(pots=[{"model": ""}]).pots == [{"model": ""}], "described only"
 
 
 def test_an_inner_field_is_named_by_its_path() -> None:
@@ -118,7 +135,7 @@ def test_a_view_reads_the_same_object_by_other_declarations() -> None:
 
 def test_all_names_are_those_in_json() -> None:
     assert Paint.field_names() == {
-        *("model", "colour", "share", "names", "dry", "wet", "inner", "name", "odd[]", "pots"),
+        *("model", "colour", "share", "names", "dry", "wet", "inner", "name", "odd[]", "pots", "lids"),
     }
 
 
@@ -156,12 +173,8 @@ def test_the_schema_says_what_is_read() -> None:
         },
         "name": {"type": ["string", "null"]},
         "odd[]": {"const": 1},
-        "pots": {
-            "type": ["array", "null"],
-            "items": {"$ref": "#/components/schemas/Base"},
-            "minItems": 1,
-            "maxItems": 2,
-        },
+        "pots": POTS,
+        "lids": POTS,
     }
 
 

@@ -279,15 +279,24 @@ def strings(max_items: int, max_bytes: int) -> Kind[tuple[str, ...]]:
     )
 
 
-def array(items: Kind[T] | type[T], low: int | None = None, high: int | None = None, **also: Any) -> Kind[list[T]]:
-    """An array of ``low`` to ``high`` items, which are described, not checked."""
-    of = as_kind(items)
-    schema: Schema = {"type": "array", "items": _referred(of)}
+def array(
+    items: Kind[T] | type[T], low: int | None = None, high: int | None = None, *, of: str = "", **also: Any
+) -> Kind[list[T]]:
+    """An array of ``low`` to ``high`` items. With ``of``, what the items are called in an error, it is checked and each
+    item is read; else it is described, and read as it is."""
+    kind = as_kind(items)
+    schema: Schema = {"type": "array", "items": _referred(kind)}
     if low is not None:
         schema["minItems"] = low
     if high is not None:
         schema["maxItems"] = high
-    return Kind(schema | also)
+
+    def read(value: Any, path: str) -> list[T]:
+        assert high is not None
+        given = fields.array(value, path, low or 0, high, of)
+        return [kind.read(item, f"{path}[{i}]") for i, item in enumerate(given)]
+
+    return Kind(schema | also, read if of else _as_it_is)
 
 
 def mapping(values: Kind[Any] | type[Any], **also: Any) -> Kind[dict[str, Any]]:
