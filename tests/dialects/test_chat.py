@@ -38,7 +38,7 @@ from umaserve.core.requests import Attachment, Audio, ChatTurn, Generate, Image,
 from umaserve.daemon.relay_backend import DaemonBackend
 from umaserve.dialects.chat import conversation as chat
 from umaserve.dialects.chat.conversation import OURS, ChatDialect
-from umaserve.dialects.chat.request import MODES
+from umaserve.dialects.chat.request import SYSTEM_PROMPTS
 from umaserve.dialects.content import joined
 from umaserve.dialects.dialect import Dialect, Reply
 from umaserve.dialects.parameters import RequestLimits
@@ -331,11 +331,11 @@ def test_a_recording_of_more_than_a_minute_is_refused_by_its_length(clones: bool
     )
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SYSTEM_PROMPTS)
 def test_a_mode_gives_a_system_prompt_to_a_conversation_that_has_none(mode: str) -> None:
     voice = VoiceInfo(("en",), clones=True, reference=Audio("ab", "ref_audio", 16_000))
     turns = tell(dialect(voice=voice), tts={"mode": mode}).prompt
-    system = () if MODES[mode] is None else (ChatTurn("system", str(MODES[mode])),)
+    system = () if SYSTEM_PROMPTS[mode] is None else (ChatTurn("system", str(SYSTEM_PROMPTS[mode])),)
     assert turns == (*system, *READ.prompt)
     own = {"role": "system", "content": "Be brief."}
     assert tell(dialect(voice=voice), messages=[own, *HELLO], tts={"mode": mode}).prompt == (

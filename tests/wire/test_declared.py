@@ -200,6 +200,18 @@ def test_null_is_added_to_whatever_a_kind_is() -> None:
     }
 
 
+def test_what_is_inherited_from_a_class_without_a_name_is_written_where_it_is_used() -> None:
+    class _Between(Base):
+        depth = required(whole(0, 3))
+
+    class Deep(_Between):
+        name_ = required(string())
+
+    schema = Components().rendered(Deep.schema())
+    assert schema["allOf"] == [{"$ref": "#/components/schemas/Base"}]
+    assert list(schema["properties"]) == schema["required"] == ["depth", "name"]
+
+
 def test_one_name_is_of_one_schema() -> None:
     components = Components()
     components.rendered(Colour)

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from umaserve.core.requests import Attachment, Audio, ChatTurn, Image, Media, Video
-from umaserve.wire.fields import Fields, array, bad_request, media_data, out_of_range, string
+from umaserve.dialects.schemas import AudioItem, ImageItem, TextItem, VideoItem
+from umaserve.wire.fields import Fields, array, bad_request, out_of_range
 
 MAX_MEDIA = 64
 """Images, recordings and videos of one conversation."""
 
 MAX_ITEMS = 256
 MAX_SLICES = 64
-MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 1000, 384_000
-MAX_STACKED_FRAMES = 16
 KINDS = ("text", "image", "audio", "video")
 
 
@@ -45,16 +44,18 @@ def turn_with_media(fields: Fields, role: str, look: Look, sample_rate: int | No
 def _item(fields: Fields, look: Look, sample_rate: int | None) -> str | Media:
     """One item of a content list. ``data`` is decoded and checked later, not on the loop's thread."""
     kind = fields.required_one_of("type", KINDS)
-    if kind == "text":
-        return string(fields.values.get("text"), fields.name("text"), empty=True)
     field = fields.name("data")
-    data = media_data(fields.values.get("data"), field)
-    if kind == "image":
-        return Image(data, field, look.max_slices, look.numbered)
-    if kind == "audio":
-        return Audio(data, field, fields.integer("sample_rate", MIN_SAMPLE_RATE, MAX_SAMPLE_RATE) or sample_rate)
-    stack_frames = fields.integer("stack_frames", 1, MAX_STACKED_FRAMES) or 1
-    return Video(data, field, look.omni, stack_frames, look.max_slices)
+    match kind:
+        case "text":
+            return TextItem.view(fields).text
+        case "image":
+            return Image(ImageItem.view(fields).data, field, look.max_slices, look.numbered)
+        case "audio":
+            sound = AudioItem.view(fields)
+            return Audio(sound.data, field, sound.sample_rate or sample_rate)
+        case _:
+            film = VideoItem.view(fields)
+            return Video(film.data, field, look.omni, film.stack_frames or 1, look.max_slices)
 
 
 def joined(parts: Sequence[str | Media], between: str) -> tuple[str, tuple[Attachment, ...]]:

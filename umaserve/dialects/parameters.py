@@ -13,19 +13,17 @@ from umaserve.core.model_names import DEFAULT
 from umaserve.core.requests import ChatTurn, Generate, Priority, Sampling
 from umaserve.dialects import schemas
 from umaserve.dialects.grammars import grammar
-from umaserve.dialects.schemas import MAX_SLO_MS
+from umaserve.dialects.schemas import MAX_ID_BYTES as MAX_ID_BYTES
+from umaserve.dialects.schemas import MAX_SLO_MS, PRIORITIES, Targets
+from umaserve.dialects.schemas import MAX_TURNS as MAX_TURNS
+from umaserve.dialects.schemas import REASONING as REASONING
+from umaserve.dialects.schemas import ROLES as ROLES
 from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, dump_capped, out_of_range, parse_json, string
 
-MAX_ID_BYTES = 256
 MAX_KWARGS_BYTES = 64 * 1024
-MAX_TURNS = 1024
 MAX_TOKEN_ID = 2**31 - 1
-REASONING = ("inline", "separate", "off")
-"""Thoughts in the text with their marks, in a field of their own, or nowhere."""
-ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
 PRIORITY_HEADER, TTFT_HEADER, TBT_HEADER = "x-umaserve-priority", "x-umaserve-slo-ttft-ms", "x-umaserve-slo-tbt-ms"
 PRIORITY_HEADERS = (PRIORITY_HEADER, TTFT_HEADER, TBT_HEADER)
-PRIORITIES = {"interactive": Priority.INTERACTIVE, "background": Priority.BACKGROUND}
 
 
 _SAMPLER = "this server has no such sampler"
@@ -171,12 +169,13 @@ def template_kwargs(fields: Fields) -> tuple[dict[str, object], bool | None]:
 
 def with_targets(request: Generate, fields: Fields) -> Generate:
     """``request`` with the priority and the latency targets in ``fields``."""
-    slo = fields.object("slo") or Fields({})
+    given = Targets.view(fields)
+    ttft_ms, tbt_ms = (None, None) if given.slo is None else (given.slo.target_ttft_ms, given.slo.target_tbt_ms)
     return replace(
         request,
-        priority=fields.choice("priority", PRIORITIES, Priority.INTERACTIVE),
-        target_ttft_s=_target_s(slo, "target_ttft_ms"),
-        target_tbt_s=_target_s(slo, "target_tbt_ms"),
+        priority=Priority.INTERACTIVE if given.priority is None else given.priority,
+        target_ttft_s=None if ttft_ms is None else ttft_ms / 1000,
+        target_tbt_s=None if tbt_ms is None else tbt_ms / 1000,
     )
 
 
@@ -205,7 +204,7 @@ def _number(text: str) -> float | str:
 
 
 def _target_s(slo: Fields, key: str) -> float | None:
-    """A latency target in seconds, given in milliseconds."""
+    """A latency target in seconds, given in milliseconds in a header."""
     ms = slo.number(key, 0.0, MAX_SLO_MS, above_low=True)
     return None if ms is None else ms / 1000
 
@@ -250,7 +249,7 @@ def turn(value: object, path: str) -> ChatTurn:
 
 
 def role(fields: Fields) -> str:
-    return fields.required_choice("role", ROLES)
+    return fields.required_one_of("role", ROLES)
 
 
 def check_key(presented: object, is_good: Callable[[str], bool], example: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from umaserve.core.requests import Priority
 from umaserve.wire import fields
 from umaserve.wire.declared import (
     Declared,
@@ -12,6 +13,7 @@ from umaserve.wire.declared import (
     array,
     boolean,
     choice,
+    const,
     mapping,
     named,
     nullable,
@@ -26,6 +28,8 @@ from umaserve.wire.declared import (
 )
 from umaserve.wire.fields import Fields, integer, out_of_range
 
+MAX_ID_BYTES = 256
+MAX_TURNS = 1024
 MAX_STOPS, MAX_STOP_BYTES = 16, 256
 MAX_BIASES = 1024
 MAX_ADAPTERS, MAX_ADAPTER_BYTES = 16, 256
@@ -33,7 +37,12 @@ MAX_SCALE = 10.0
 MAX_SEED = 2**32 - 2
 MAX_WINDOW = 2**31 - 1
 """More than any context has."""
+MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 1000, 384_000
 MAX_SLO_MS = 3_600_000.0
+ROLES = ("system", "user", "assistant", "tool")
+REASONING = ("inline", "separate", "off")
+"""Thoughts in the text with their marks, in a field of their own, or nowhere."""
+PRIORITIES = {"interactive": Priority.INTERACTIVE, "background": Priority.BACKGROUND}
 
 
 def _window(given: Any, path: str) -> int:
@@ -65,6 +74,9 @@ def _adapters(given: Any, path: str) -> tuple[tuple[str, float], ...]:
     return tuple(pairs)
 
 
+Base64 = Kind(string(1).schema, fields.media_data)
+"""Base64 text, which is checked where it is decoded."""
+_PRIORITY = Kind(choice(*PRIORITIES).schema, lambda given, path: PRIORITIES[fields.one_of(given, path, PRIORITIES)])
 _WINDOW = Kind({"type": "integer", "minimum": -1, "maximum": MAX_WINDOW}, _window)
 _BIASES = Kind(mapping(number(-100, 100), maxProperties=MAX_BIASES).schema | {"properties": {}}, _biases)
 _ADAPTERS = Kind(
@@ -157,15 +169,39 @@ class Computation(Declared):
 
 
 class _Slo(Declared):
-    target_ttft_ms = optional(number(0, 3600000, above_low=True), "To the first token.")
-    target_tbt_ms = optional(number(0, 3600000, above_low=True), "Between tokens.")
+    target_ttft_ms = optional(number(0, MAX_SLO_MS, above_low=True), "To the first token.")
+    target_tbt_ms = optional(number(0, MAX_SLO_MS, above_low=True), "Between tokens.")
 
 
 class Targets(Declared):
-    priority = optional(
-        choice("interactive", "background"), "Background work waits for interactive work.", default="interactive"
-    )
+    priority = optional(_PRIORITY, "Background work waits for interactive work.", default="interactive")
     slo = optional(_Slo, "Latencies to aim for, in milliseconds.")
+
+
+class TextItem(Declared):
+    type = required(const("text"))
+    text = required(string())
+
+
+class ImageItem(Declared):
+    type = required(const("image"))
+    data = required(Base64, "The file in base64.")
+
+
+class AudioItem(Declared):
+    type = required(const("audio"))
+    data = required(
+        Base64, "The file in base64, or where there is a sample_rate, mono samples: 32-bit floats, little-endian."
+    )
+    sample_rate = optional(whole(MIN_SAMPLE_RATE, MAX_SAMPLE_RATE), "Of samples; absent for a file.")
+
+
+class VideoItem(Declared):
+    type = required(const("video"))
+    data = required(Base64, "The file in base64, with its sound.")
+    stack_frames = optional(
+        whole(1, 16), "Pictures of each second; those after the first are tiled into one.", default=1
+    )
 
 
 FinishReason = named(

@@ -125,11 +125,10 @@ class Declared(Fields):
     def schema(cls) -> Schema:
         """The class's own schema: of its fields, and of the classes that it extends by reference."""
         made: Schema = {}
-        bases = [base for base in cls.__bases__ if issubclass(base, Declared) and base is not Declared]
-        if extended := [base for base in bases if not _is_inline(base.__name__)]:
-            made["allOf"] = extended
-        declared = {name: field for base in bases if base not in extended for name, field in base.declared.items()}
+        extended, declared = cls._inherited()
         declared |= cls.declared
+        if extended:
+            made["allOf"] = extended
         if declared or not extended:
             made["type"] = "object"
         if about := vars(cls).get("__doc__"):
@@ -139,6 +138,22 @@ class Declared(Fields):
         if declared:
             made["properties"] = {name: field.schema for name, field in declared.items()}
         return {**made, **cls.also}
+
+    @classmethod
+    def _inherited(cls) -> tuple[list[type[Declared]], dict[str, Field[Any]]]:
+        """The components that the class extends, and the fields of other classes that it extends."""
+        components: list[type[Declared]] = []
+        declared: dict[str, Field[Any]] = {}
+        for base in cls.__bases__:
+            if base is Declared or not issubclass(base, Declared):
+                continue
+            if not _is_inline(base.__name__):
+                components.append(base)
+                continue
+            further, fields = base._inherited()
+            components += further
+            declared |= fields | base.declared
+        return components, declared
 
 
 _TAKEN = {"values", *dir(Declared)}

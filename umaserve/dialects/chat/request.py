@@ -7,24 +7,26 @@ from dataclasses import dataclass, replace
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import VoiceInfo
 from umaserve.core.requests import Audio, ChatTurn, Generate, Sampling, Speaking
-from umaserve.dialects.content import MAX_SLICES, Look, check_media, turn_with_media
-from umaserve.dialects.parameters import MAX_TURNS, RequestLimits, check_prompt_bytes, max_tokens, model_name, sampling
-from umaserve.wire.fields import Fields, array, out_of_range, string
+from umaserve.dialects.chat.schemas import MODES, SAMPLE_RATE, Generation, ImageOptions, SpokenChatRequest
+from umaserve.dialects.content import Look, check_media, turn_with_media
+from umaserve.dialects.parameters import (
+    RequestLimits,
+    check_prompt_bytes,
+    model_name,
+    sampling,
+    within_cap,
+)
+from umaserve.wire.fields import Fields, out_of_range
 
 DEFAULTS = Sampling(temperature=0.7, top_p=0.8)
 """The contract's defaults; the others are this server's own."""
 
 DEFAULT_NEW_TOKENS = 512
-MIN_LENGTH_PENALTY, MAX_LENGTH_PENALTY = 0.1, 10.0
-SAMPLE_RATE = 16_000
-"""Samples per second of recordings that don't say theirs."""
 MAX_VOICE_S = 60
-MAX_LANGUAGE_BYTES = 64
-ROLES = ("system", "user", "assistant")
 NO_VOICE = "since this daemon has no voice: its operator can pip install 'umaserve[speech]'"
 
 _SPOKEN = "Your answers are read aloud: write plain sentences, without lists, headings, tables, code or emoji."
-MODES: dict[str, str | None] = {
+SYSTEM_PROMPTS: dict[str, str | None] = {
     "default": None,
     "audio_assistant": f"You are a helpful assistant. {_SPOKEN}",
     "omni": f"You are a helpful assistant in a spoken conversation: keep to a few sentences. {_SPOKEN}",
@@ -50,52 +52,43 @@ def read_request(fields: Fields, limits: RequestLimits, voice: VoiceInfo | None,
     """The request in the message; raises ``RequestError``. ``voice``: the daemon's, if it has one."""
     turns = _turns(fields, limits)
     speech = _speech(fields, voice)
-    system = None if speech is None else MODES[speech.mode]
+    system = None if speech is None else SYSTEM_PROMPTS[speech.mode]
     if system is not None and not any(turn.role == "system" for turn in turns):
         turns = (ChatTurn("system", system), *turns)
-    generation = fields.object("generation") or Fields({})
-    penalty = generation.number("length_penalty", MIN_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+    given = SpokenChatRequest.view(fields)
+    generation = given.generation or Generation({})
+    penalty, n_tokens = generation.length_penalty, generation.max_new_tokens
     # Of other servers' requests it would be a beam search's.
     chosen = sampling(Fields({**generation.values, "length_penalty": None}, "generation."), DEFAULTS)
     request = Generate(
         id=request_id,
         prompt=turns,
-        max_tokens=max_tokens(generation, "max_new_tokens", limits, DEFAULT_NEW_TOKENS),
+        max_tokens=within_cap(DEFAULT_NEW_TOKENS if n_tokens is None else n_tokens, limits),
         sampling=chosen if penalty is None else replace(chosen, length_penalty=penalty),
-        cache_prompt=generation.boolean("cache_prompt", True),
-        enable_thinking=fields.boolean("enable_thinking", False),
+        cache_prompt=generation.cache_prompt,
+        enable_thinking=given.enable_thinking,
         splits_thoughts=True,
         spoken=None if speech is None else speech.speaking,
         model=model_name(fields),
     )
-    return ChatRequest(
-        request, fields.boolean("streaming", True), ignores_recording=speech is not None and speech.ignores_recording
-    )
+    return ChatRequest(request, given.streaming, ignores_recording=speech is not None and speech.ignores_recording)
 
 
 # -- messages ----------------------------------------------------------------------------------------------------
 
 
 def _turns(fields: Fields, limits: RequestLimits) -> tuple[ChatTurn, ...]:
-    messages = array(fields.values.get("messages"), "messages", 1, MAX_TURNS, "messages")
-    look = _look(fields)
-    turns = tuple(_turn(Fields.of(message, f"messages[{i}]"), look) for i, message in enumerate(messages))
+    messages, look = SpokenChatRequest.view(fields).messages, _look(fields)
+    turns = tuple(turn_with_media(message, message.role, look, SAMPLE_RATE) for message in messages)
     check_prompt_bytes(sum(len(turn.content.encode()) for turn in turns), limits, "messages")
     check_media(turns, "messages")
     return turns
 
 
 def _look(fields: Fields) -> Look:
-    image = fields.object("image") or Fields({})
-    return Look(
-        image.integer("max_slice_nums", 1, MAX_SLICES),
-        image.boolean("use_image_id", True),
-        fields.boolean("omni_mode", False),
-    )
-
-
-def _turn(fields: Fields, look: Look) -> ChatTurn:
-    return turn_with_media(fields, fields.required_one_of("role", ROLES), look, SAMPLE_RATE)
+    given = SpokenChatRequest.view(fields)
+    image = given.image or ImageOptions({})
+    return Look(image.max_slice_nums, image.use_image_id, given.omni_mode)
 
 
 # -- speech ------------------------------------------------------------------------------------------------------
@@ -110,14 +103,11 @@ class _Speech:
 
 def _speech(fields: Fields, voice: VoiceInfo | None) -> _Speech | None:
     """The speech that ``tts`` asks for; ``None`` if none is wanted."""
-    tts = fields.object("tts")
+    tts = SpokenChatRequest.view(fields).tts
     if tts is None:
         return None
-    enabled = tts.boolean("enabled", True)
-    mode = tts.choice("mode", {mode: mode for mode in MODES}, "default")
-    recording = _text(tts, "ref_audio_data")
-    path = _text(tts, "ref_audio_path")
-    tag = tts.string("language", max_bytes=MAX_LANGUAGE_BYTES, empty=True) or ""
+    enabled, mode = tts.enabled, tts.mode or "default"
+    recording, path, tag = tts.ref_audio_data or "", tts.ref_audio_path or "", tts.language or ""
     language = _primary(tag)
     if not enabled:
         return None
@@ -165,12 +155,6 @@ def _check_not_cloned(tts: Fields, mode: str, recording: str, path: str) -> None
         if given and mode in CLONING:
             expected = f'expected to be absent where mode is "{mode}", {why}'
             raise RequestError(Fault.BAD_REQUEST, tts.name(key), f"{expected}")
-
-
-def _text(fields: Fields, key: str) -> str:
-    """A string of any length; empty if it is absent."""
-    value = fields.values.get(key)
-    return "" if value is None else string(value, fields.name(key), empty=True)
 
 
 def _primary(language: str) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from umaserve.dialects.schemas import MAX_ID_BYTES, MAX_TURNS, AudioItem, Base64, ImageItem, TextItem, VideoItem
 from umaserve.wire.declared import (
     Declared,
     array,
     choice,
-    const,
     number,
     one_of,
     optional,
@@ -16,29 +16,14 @@ from umaserve.wire.declared import (
     whole,
 )
 
-
-class _TextContentItem(Declared):
-    type = required(const("text"))
-    text = required(string())
-
-
-class _ImageContentItem(Declared):
-    type = required(const("image"))
-    data = required(string(1), "The file in base64.")
+MODES = ("default", "audio_assistant", "omni", "audio_roleplay", "voice_cloning")
+SAMPLE_RATE = 16_000
+"""Samples per second of recordings that don't say theirs."""
 
 
-class _AudioContentItem(Declared):
-    type = required(const("audio"))
-    data = required(string(1), "Mono samples in base64: 32-bit floats, little-endian.")
-    sample_rate = optional(whole(1000, 384000), default=16000)
-
-
-class _VideoContentItem(Declared):
-    type = required(const("video"))
-    data = required(string(1), "The file in base64, with its sound.")
-    stack_frames = optional(
-        whole(1, 16), "Pictures of each second; those after the first are tiled into one.", default=1
-    )
+class SamplesItem(AudioItem):
+    data = required(Base64, "Mono samples in base64: 32-bit floats, little-endian.")
+    sample_rate = optional(AudioItem.sample_rate.kind, default=SAMPLE_RATE)
 
 
 class _Message(Declared):
@@ -47,7 +32,7 @@ class _Message(Declared):
         one_of(
             string(),
             array(
-                one_of(_TextContentItem, _ImageContentItem, _AudioContentItem, _VideoContentItem),
+                one_of(TextItem, ImageItem, SamplesItem, VideoItem),
                 1,
                 256,
                 description=(
@@ -59,7 +44,7 @@ class _Message(Declared):
     )
 
 
-class _Generation(Declared):
+class Generation(Declared):
     max_new_tokens = optional(whole(1), default=512)
     temperature = optional(number(0, 2), default=0.7)
     top_p = optional(number(0, 1, above_low=True), default=0.8)
@@ -67,9 +52,9 @@ class _Generation(Declared):
     cache_prompt = switch(True, "Whether cached prefixes are used, and the prompt is left for later ones.")
 
 
-class _Tts(Declared):
+class Tts(Declared):
     enabled = switch(True)
-    mode = optional(choice("default", "audio_assistant", "omni", "audio_roleplay", "voice_cloning"))
+    mode = optional(choice(*MODES))
     ref_audio_path = optional(string())
     ref_audio_data = optional(
         string(),
@@ -79,10 +64,10 @@ class _Tts(Declared):
             "and says so in prefill_done, unless the mode is voice_cloning or audio_roleplay."
         ),
     )
-    language = optional(string())
+    language = optional(string(max_bytes=64))
 
 
-class _Image(Declared):
+class ImageOptions(Declared):
     max_slice_nums = optional(
         whole(1, 64), "Parts into which an image or a film's picture may be cut, by models that do so."
     )
@@ -96,7 +81,7 @@ class _Image(Declared):
 
 
 class SpokenChatRequest(Declared):
-    messages = required(array(_Message, 1))
+    messages = required(array(_Message, 1, MAX_TURNS, of="messages"))
     streaming = switch(
         True,
         (
@@ -104,9 +89,9 @@ class SpokenChatRequest(Declared):
             "only so much by default have to be told, such as Python's websockets by max_size=None."
         ),
     )
-    generation = optional(_Generation)
-    tts = optional(_Tts, "The answer is spoken where this is there, by the voice that the server has.")
-    image = optional(_Image)
+    generation = optional(Generation)
+    tts = optional(Tts, "The answer is spoken where this is there, by the voice that the server has.")
+    image = optional(ImageOptions)
     omni_mode = switch(
         False, ("Whether a film's pictures and its sound are interleaved by time; otherwise they follow each other.")
     )
@@ -119,7 +104,7 @@ class SpokenChatRequest(Declared):
         ),
     )
     model = optional(
-        string(max_bytes=256),
+        string(max_bytes=MAX_ID_BYTES),
         (
             "One that /v1/models lists, or an alias. Without one, or by an unknown name (refused with "
             "--strict-models): the default model."

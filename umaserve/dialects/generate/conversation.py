@@ -12,14 +12,11 @@ from umaserve.core.requests import Cancel, Command, Feedback, Generate, Modify, 
 from umaserve.dialects.dialect import Reply
 from umaserve.dialects.generate.generation import Generation, Kept, error_message, status
 from umaserve.dialects.generate.request import FIXED_PARAMETERS, read_config, with_parameters
-from umaserve.dialects.generate.schemas import Parameters
-from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_key, with_model
-from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, number, parse_json, string
+from umaserve.dialects.generate.schemas import Control, FeedbackMessage, Parameters, ResumeMessage
+from umaserve.dialects.parameters import RequestLimits, check_key, with_model
+from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, parse_json
 from umaserve.wire.websocket import CloseCode
 
-MAX_FEEDBACK_BYTES = 8 * 1024
-MAX_POSITION = 2**53
-ACTIONS = {action: action for action in ("stop", "pause", "resume", "regenerate", "modify")}
 STEERED = {
     Pause: ("pause", "no more tokens until resume"),
     Resume: ("resume", "the generation goes on"),
@@ -174,11 +171,11 @@ class GenerateDialect:
 
     def _reattach(self, fields: Fields) -> Reattach:
         self._check_idle()
-        request_id = string(fields.values.get("request_id"), "request_id", max_bytes=MAX_ID_BYTES)
-        return Reattach(request_id, fields.integer("position", 0, MAX_POSITION) or 0)
+        given = ResumeMessage.view(fields)
+        return Reattach(given.request_id, given.position or 0)
 
     def _control(self, fields: Fields, generation: Generation) -> Command | None:
-        action = fields.required_choice("action", ACTIONS)
+        action = Control.view(fields).action
         if action == "regenerate":
             return self._regenerate(generation)
         if generation.ended and action == "stop":
@@ -208,7 +205,7 @@ class GenerateDialect:
         return Replace(request)
 
     def _modify(self, fields: Fields, generation: Generation) -> Modify:
-        parameters = fields.object("parameters")
+        parameters = Control.view(fields).parameters
         if parameters is None or not Parameters.field_names() & parameters.values.keys():
             known = ", ".join(sorted(Parameters.field_names()))
             raise RequestError(Fault.BAD_REQUEST, "parameters", f"expected some of {known}, got none")
@@ -236,10 +233,11 @@ class GenerateDialect:
 
 
 def _feedback(fields: Fields, generation: Generation) -> Feedback:
+    given = FeedbackMessage.view(fields)
     values: dict[str, Any] = {
         "request_id": generation.request.id,
-        "rating": number(fields.values.get("rating"), "rating", -1.0, 1.0),
-        "text": fields.string("text", max_bytes=MAX_FEEDBACK_BYTES, empty=True),
-        "position": fields.integer("position", 0, MAX_POSITION),
+        "rating": given.rating,
+        "text": given.text,
+        "position": given.position,
     }
     return Feedback({key: value for key, value in values.items() if value is not None})

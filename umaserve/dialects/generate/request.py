@@ -12,19 +12,16 @@ from umaserve.core.model_names import DEFAULT
 from umaserve.core.requests import ChatTurn, Generate
 from umaserve.dialects import grammars
 from umaserve.dialects.content import Look, check_media, turn_with_media
-from umaserve.dialects.generate.schemas import Parameters
+from umaserve.dialects.generate import schemas
+from umaserve.dialects.generate.schemas import MAX_LOGPROBS, GenerateRequest, Parameters
 from umaserve.dialects.listing import find_model
 from umaserve.dialects.parameters import (
     MAX_TURNS,
-    REASONING,
     RequestLimits,
     check_prompt_bytes,
-    lora,
-    max_tokens,
     model_name,
     role,
     sampling,
-    stops,
     with_targets,
     with_template_kwargs,
     with_thoughts,
@@ -33,7 +30,7 @@ from umaserve.dialects.parameters import (
 from umaserve.dialects.parameters import prompt as read_prompt
 from umaserve.wire.fields import Fields, bad_request, out_of_range
 
-DEFAULT_LOGPROBS, MAX_LOGPROBS = 5, 20
+DEFAULT_LOGPROBS = 5
 FIXED_PARAMETERS = (*grammars.FIELDS, "lora", "cache_prompt")
 """Parameters that can't be modified while a generation runs."""
 
@@ -64,7 +61,7 @@ def read_body(
 ) -> tuple[Generate, Options]:
     """Read a request from a REST body, as ``read_config``. Parameters are at the top level; ``parameters`` and
     ``options`` take precedence over them."""
-    request, options = _read(fields, limits, models, request_id, stream=fields.boolean("stream", False))
+    request, options = _read(fields, limits, models, request_id, stream=GenerateRequest.view(fields).stream)
     request = with_parameters(request, fields, limits)
     return with_parameters(request, fields.object("parameters") or Fields({}), limits), options
 
@@ -79,11 +76,11 @@ def with_parameters(request: Generate, fields: Fields, limits: RequestLimits) ->
         base = dataclasses.replace(base, repeat_penalty=given.repetition_penalty)
     return dataclasses.replace(
         request,
-        max_tokens=max_tokens(fields, "max_tokens", limits, request.max_tokens),
+        max_tokens=within_cap(request.max_tokens if given.max_tokens is None else given.max_tokens, limits),
         sampling=sampling(fields, base),
-        stop=request.stop if fields.values.get("stop") is None else stops(fields),
-        cache_prompt=fields.boolean("cache_prompt", request.cache_prompt),
-        lora=request.lora if fields.values.get("lora") is None else lora(fields),
+        stop=request.stop if given.stop is None else given.stop,
+        cache_prompt=request.cache_prompt if fields.values.get("cache_prompt") is None else given.cache_prompt,
+        lora=request.lora if given.lora is None else given.lora,
     )
 
 
@@ -92,14 +89,14 @@ def _read(
 ) -> tuple[Generate, Options]:
     model = _model(fields, models)
     prompt = _prompt(fields.values.get("prompt"), limits)
-    wanted = fields.object("options") or Fields({})
+    wanted = GenerateRequest.view(fields).options or schemas.Options({})
     options = Options(
-        stream=wanted.boolean("stream", stream),
-        echo_prompt=wanted.boolean("echo_prompt", False),
-        include_token_ids=wanted.boolean("include_token_ids", False),
-        include_timing=wanted.boolean("include_timing", False),
-        include_generated_text=wanted.boolean("include_generated_text", True),
-        reasoning=wanted.one_of("reasoning", REASONING) or "inline",
+        stream=stream if wanted.stream is None else wanted.stream,
+        echo_prompt=wanted.echo_prompt,
+        include_token_ids=wanted.include_token_ids,
+        include_timing=wanted.include_timing,
+        include_generated_text=wanted.include_generated_text,
+        reasoning=wanted.reasoning or "inline",
     )
     if options.echo_prompt and not isinstance(prompt, str):
         problem = "expected false where prompt is an array of messages, got true"

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from umaserve.dialects.schemas import Computation, FinishReason, Sampling, Targets
+from umaserve.dialects.schemas import (
+    MAX_ID_BYTES,
+    MAX_TURNS,
+    REASONING,
+    ROLES,
+    AudioItem,
+    Computation,
+    FinishReason,
+    ImageItem,
+    Sampling,
+    Targets,
+    TextItem,
+    VideoItem,
+)
 from umaserve.wire.declared import (
     Declared,
     array,
@@ -21,6 +34,12 @@ from umaserve.wire.declared import (
     value,
     whole,
 )
+
+MAX_LOGPROBS = 20
+MAX_FEEDBACK_BYTES = 8 * 1024
+MAX_POSITION = 2**53
+ACTIONS = ("stop", "pause", "resume", "regenerate", "modify")
+_THOUGHTS = 'Thoughts, with options.reasoning "separate".'
 
 
 class Usage(Declared):
@@ -41,39 +60,13 @@ class Parameters(Sampling, Computation):
     repetition_penalty = optional(number(0, 10, above_low=True), "Another name of repeat_penalty.", default=1)
 
 
-class _TextContentItem(Declared):
-    type = required(const("text"))
-    text = required(string())
-
-
-class _ImageContentItem(Declared):
-    type = required(const("image"))
-    data = required(string(1), "The file in base64.")
-
-
-class _AudioContentItem(Declared):
-    type = required(const("audio"))
-    data = required(
-        string(1), ("The file in base64, or where there is a sample_rate, mono samples: 32-bit floats, little-endian.")
-    )
-    sample_rate = optional(whole(1000, 384000), "Of samples; absent for a file.")
-
-
-class _VideoContentItem(Declared):
-    type = required(const("video"))
-    data = required(string(1), "The file in base64, with its sound.")
-    stack_frames = optional(
-        whole(1, 16), "Pictures of each second; those after the first are tiled into one.", default=1
-    )
-
-
 class GenerateMessage(Declared):
-    role = required(choice("system", "user", "assistant", "tool"))
+    role = required(choice(*ROLES))
     content = required(
         one_of(
             string(),
             array(
-                one_of(_TextContentItem, _ImageContentItem, _AudioContentItem, _VideoContentItem),
+                one_of(TextItem, ImageItem, AudioItem, VideoItem),
                 1,
                 256,
                 description=(
@@ -90,14 +83,14 @@ class Options(Declared):
     echo_prompt = switch(False, "Begin the text with the prompt.")
     include_token_ids = switch(False)
     include_logprobs = optional(
-        one_of(boolean(), whole(0, 20)),
+        one_of(boolean(), whole(0, MAX_LOGPROBS)),
         "true: each token's log-probability and those of 5 others; or how many others.",
         default=False,
     )
     include_timing = switch(False)
     include_generated_text = switch(True, "Repeat the text so far in every token message.")
     reasoning = optional(
-        string(enum=["inline", "separate", "off", None]),
+        choice(*REASONING),
         (
             "Where the model's thoughts are: in the text with their marks, in a field of their own "
             "(reasoning) beside each token and in the end, or nowhere."
@@ -118,13 +111,19 @@ class Options(Declared):
     stop_in_reasoning = switch(False, "Whether stop strings also end the answer inside thoughts.")
 
 
-class GenerateRequest(Parameters, Targets):
-    """What is in parameters and options goes before what stands beside them."""
-
-    model = optional(string(), ('One that /v1/models lists, or an alias, or "default". An unknown name is refused.'))
-    prompt = required(one_of(string(1), array(GenerateMessage, 1, 1024)))
+class _Asked(Targets):
+    model = optional(
+        string(max_bytes=MAX_ID_BYTES),
+        'One that /v1/models lists, or an alias, or "default". An unknown name is refused.',
+    )
+    prompt = required(one_of(string(1), array(GenerateMessage, 1, MAX_TURNS)))
     parameters = optional(Parameters)
     options = optional(Options)
+
+
+class GenerateRequest(Parameters, _Asked):
+    """What is in parameters and options goes before what stands beside them."""
+
     stream = switch(False, "Answer with server-sent events.")
 
 
@@ -146,7 +145,7 @@ class Generated(Declared):
     id = required(string())
     model = required(string())
     generated_text = required(string())
-    reasoning = omittable(string(), 'Thoughts, with options.reasoning "separate".')
+    reasoning = omittable(string(), _THOUGHTS)
     finish_reason = required(FinishReason)
     usage = required(Usage)
     token_ids = omittable(array(whole()), "Without a stream.")
@@ -154,18 +153,14 @@ class Generated(Declared):
     timing = omittable(WholeTiming)
 
 
-class _Config(Targets):
+class Config(_Asked):
     type = required(const("config"))
-    model = optional(string(), ('One that /v1/models lists, or an alias, or "default". An unknown name is refused.'))
-    prompt = required(one_of(string(1), array(GenerateMessage, 1, 1024)))
-    parameters = optional(Parameters)
-    options = optional(Options)
     auth = optional(string(), "The API key, in the first message.")
 
 
-class _Control(Declared):
+class Control(Declared):
     type = required(const("control"))
-    action = required(choice("stop", "pause", "resume", "regenerate", "modify"))
+    action = required(choice(*ACTIONS))
     parameters = optional(
         Parameters,
         (
@@ -175,20 +170,20 @@ class _Control(Declared):
     )
 
 
-class _Feedback(Declared):
+class FeedbackMessage(Declared):
     type = required(const("feedback"))
     rating = required(number(-1, 1))
-    text = optional(string())
-    position = optional(whole(0), "A token's number.")
+    text = optional(string(max_bytes=MAX_FEEDBACK_BYTES))
+    position = optional(whole(0, MAX_POSITION), "A token's number.")
 
 
-class _Resume(Declared):
+class ResumeMessage(Declared):
     type = required(const("resume"))
-    request_id = required(string())
-    position = optional(whole(0), "The number of tokens that came.", default=0)
+    request_id = required(string(1, MAX_ID_BYTES))
+    position = optional(whole(0, MAX_POSITION), "The number of tokens that came.", default=0)
 
 
-ClientMessage = named("ClientMessage", one_of(_Config, _Control, _Feedback, _Resume))
+ClientMessage = named("ClientMessage", one_of(Config, Control, FeedbackMessage, ResumeMessage))
 
 
 class _ModelInfo(Declared):
@@ -216,7 +211,7 @@ class TokenMessage(Declared):
     position = omittable(whole(), "Counted from 0, for resume.")
     token_id = omittable(whole())
     generated_text = omittable(string(), "All so far.")
-    reasoning = omittable(string(), 'Thoughts, with options.reasoning "separate".')
+    reasoning = omittable(string(), _THOUGHTS)
     logprobs = omittable(ScoredTokens)
     timing = omittable(_Timing)
     finish_reason = nullable(FinishReason)
@@ -227,7 +222,7 @@ class CompletionMessage(Declared):
     type = required(const("completion"))
     request_id = required(string())
     generated_text = required(string())
-    reasoning = omittable(string(), 'Thoughts, with options.reasoning "separate".')
+    reasoning = omittable(string(), _THOUGHTS)
     finish_reason = required(FinishReason)
     usage = required(Usage)
     token_ids = omittable(array(whole()), "Without a stream.")

@@ -50,7 +50,7 @@ def images(fields: Fields) -> tuple[Attachment, ...]:
 def _turn(fields: Fields, index: int, limits: RequestLimits, unanswered: list[ToolCall]) -> ChatTurn:
     """Message number ``index``. ``unanswered``: the calls that await a message of the role "tool"; one that this
     message answers is removed."""
-    role = fields.required_choice("role", ROLES)
+    role = fields.required_one_of("role", ROLES)
     content = fields.values.get("content")
     text = "" if content is None else string(content, fields.name("content"), empty=True)
     thoughts = fields.values.get("thinking")

@@ -10,8 +10,8 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import VoiceInfo
 from umaserve.core.requests import Speaking
 from umaserve.dialects.chat.request import NO_VOICE
-from umaserve.dialects.content import MAX_SAMPLE_RATE, MIN_SAMPLE_RATE
 from umaserve.dialects.parameters import RequestLimits
+from umaserve.dialects.schemas import MAX_SAMPLE_RATE, MIN_SAMPLE_RATE
 from umaserve.wire.fields import Fields, bad_request, out_of_range, string
 
 MAX_NAME_BYTES = 256
