@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from umaserve.dialects.schemas import MAX_ID_BYTES, MAX_TURNS, AudioItem, Base64, ImageItem, TextItem, VideoItem
+from umaserve.dialects.schemas import (
+    MAX_ID_BYTES,
+    MAX_SAMPLE_RATE,
+    MAX_TURNS,
+    MIN_SAMPLE_RATE,
+    Base64,
+    ImageItem,
+    TextItem,
+    VideoItem,
+)
 from umaserve.wire.declared import (
     Declared,
     array,
     choice,
+    const,
     number,
     one_of,
     optional,
@@ -21,9 +31,10 @@ SAMPLE_RATE = 16_000
 """Samples per second of recordings that don't say theirs."""
 
 
-class SamplesItem(AudioItem):
+class SamplesItem(Declared):
+    type = required(const("audio"))
     data = required(Base64, "Mono samples in base64: 32-bit floats, little-endian.")
-    sample_rate = optional(AudioItem.sample_rate.kind, default=SAMPLE_RATE)
+    sample_rate = optional(whole(MIN_SAMPLE_RATE, MAX_SAMPLE_RATE), default=SAMPLE_RATE)
 
 
 class _Message(Declared):
