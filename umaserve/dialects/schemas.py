@@ -127,26 +127,20 @@ class Sampling(Declared):
     stop = optional(strings(MAX_STOPS, MAX_STOP_BYTES), "The text ends before the first of these.")
     grammar = optional(
         string(1),
-        (
-            "A grammar that the text has to follow, in the syntax that grammar_syntax names. Of this "
-            "field and the six below that bind the text, and response_format, at most one may be given."
-        ),
+        "A grammar that the text has to follow, in the syntax that grammar_syntax names. Of this "
+        "field and the six below that bind the text, and response_format, at most one may be given.",
     )
     grammar_syntax = optional(
         choice("gbnf", "lark"),
-        (
-            "The syntax of grammar, guided_grammar and structured_outputs.grammar: llama.cpp's GBNF, or "
-            "Lark as llguidance reads it."
-        ),
+        "The syntax of grammar, guided_grammar and structured_outputs.grammar: llama.cpp's GBNF, or "
+        "Lark as llguidance reads it.",
         default="gbnf",
     )
     json_schema = optional(value(type="object"), "A JSON schema that the text has to follow.")
     regex = optional(
         string(1),
-        (
-            "A regular expression that the whole text has to match, in the syntax of Rust's regex crate, "
-            "without look-around."
-        ),
+        "A regular expression that the whole text has to match, in the syntax of Rust's regex crate, "
+        "without look-around.",
     )
     guided_json = optional(value(type=["object", "string"], minLength=1), "As json_schema, or its JSON text.")
     guided_regex = optional(string(1), "As regex.")
@@ -161,10 +155,10 @@ class Sampling(Declared):
 class Computation(Declared):
     """What the prompt and the answer are computed with."""
 
-    cache_prompt = switch(True, ("Begin with what was computed for another request, and leave this one's for others."))
+    cache_prompt = switch(True, "Begin with what was computed for another request, and leave this one's for others.")
     lora = optional(
         _ADAPTERS,
-        ("The server's LoRA adapters to use, by name, each with its scale; {}: none. By default all, at 1."),
+        "The server's LoRA adapters to use, by name, each with its scale; {}: none. By default all, at 1.",
     )
 
 

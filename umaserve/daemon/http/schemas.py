@@ -28,10 +28,7 @@ class _Request(Declared, closed=True):
     class_ = required(choice("interactive", "background"))
     state = required(
         choice("waiting", "prompt", "writing", "held"),
-        (
-            "waiting: it has no slot. prompt: its prompt is being computed. held: it has a slot and gets "
-            "no tokens for now"
-        ),
+        "waiting: it has no slot. prompt: its prompt is being computed. held: it has a slot and gets no tokens for now",
     )
     why = nullable(
         choice(
@@ -49,15 +46,13 @@ class _Request(Declared, closed=True):
             "cells",
             "turn",
         ),
-        (
-            "What it waits for. model: its model is not loaded. other_model: its model makes way for "
-            "another one, or is unloaded. pause: its client has paused it. reader: its client has a lot "
-            "still to read. detached: its client has lost its connection. trial: a request that may have "
-            "crashed the engine runs alone. preparing, media: its prompt, or its media, are being "
-            "prepared, or others' are before it. prefix: another request computes what its prompt begins "
-            "with. disk: that is read from disk. slots, cells: for a free one of these. turn: others are "
-            "before it."
-        ),
+        "What it waits for. model: its model is not loaded. other_model: its model makes way for "
+        "another one, or is unloaded. pause: its client has paused it. reader: its client has a lot "
+        "still to read. detached: its client has lost its connection. trial: a request that may have "
+        "crashed the engine runs alone. preparing, media: its prompt, or its media, are being "
+        "prepared, or others' are before it. prefix: another request computes what its prompt begins "
+        "with. disk: that is read from disk. slots, cells: for a free one of these. turn: others are "
+        "before it.",
     )
     age_s = required(number(), "Since it arrived")
     prompt_tokens = required(whole(), "0 until its prompt is prepared")
@@ -81,7 +76,7 @@ class _Model(Declared, closed=True):
 class _Figures(Declared, closed=True):
     tokens_per_s = nullable(number(), "Of all requests, since the event before; null in the first")
     gap_ms_p95 = nullable(
-        number(), ("95th percentile of the times between tokens, of the latest 1,024; null where none came")
+        number(), "95th percentile of the times between tokens, of the latest 1,024; null where none came"
     )
     target_gap_ms = required(number(), "Of requests that name none")
     available_bytes = required(whole(), "Memory that is left on the box")
@@ -107,7 +102,7 @@ class Box(Declared, closed=True):
 class Health(Declared):
     status = required(const("ok"))
     chat_problem = omittable(
-        string(), ("Why the model's chats are refused, or those with tools served worse; absent where they aren't.")
+        string(), "Why the model's chats are refused, or those with tools served worse; absent where they aren't."
     )
 
 

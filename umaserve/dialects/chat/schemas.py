@@ -46,10 +46,8 @@ class _Message(Declared):
                 one_of(TextItem, ImageItem, SamplesItem, VideoItem),
                 1,
                 256,
-                description=(
-                    "Texts that follow each other are lines; images, recordings and films stand where they are "
-                    "among them."
-                ),
+                description="Texts that follow each other are lines; images, recordings and films stand where they are "
+                "among them.",
             ),
         )
     )
@@ -69,11 +67,9 @@ class Tts(Declared):
     ref_audio_path = optional(string())
     ref_audio_data = optional(
         string(),
-        (
-            "A recording of the one whose voice is to speak: mono samples at 16 kHz in base64, 32-bit "
-            "floats, little-endian. A server whose voice can't take on another one speaks with its own, "
-            "and says so in prefill_done, unless the mode is voice_cloning or audio_roleplay."
-        ),
+        "A recording of the one whose voice is to speak: mono samples at 16 kHz in base64, 32-bit "
+        "floats, little-endian. A server whose voice can't take on another one speaks with its own, "
+        "and says so in prefill_done, unless the mode is voice_cloning or audio_roleplay.",
     )
     language = optional(string(max_bytes=64))
 
@@ -84,10 +80,8 @@ class ImageOptions(Declared):
     )
     use_image_id = switch(
         True,
-        (
-            "Whether several images have their numbers before them: those that the model was trained "
-            "with (MiniCPM-V's <image_id>0</image_id>), or else the text 'Image 1: '."
-        ),
+        "Whether several images have their numbers before them: those that the model was trained "
+        "with (MiniCPM-V's <image_id>0</image_id>), or else the text 'Image 1: '.",
     )
 
 
@@ -95,31 +89,25 @@ class SpokenChatRequest(Declared):
     messages = required(array(_Message, 1, MAX_TURNS, of="messages"))
     streaming = switch(
         True,
-        (
-            "false: all speech comes in one message, of 128 kB for each second of it. Clients that take "
-            "only so much by default have to be told, such as Python's websockets by max_size=None."
-        ),
+        "false: all speech comes in one message, of 128 kB for each second of it. Clients that take "
+        "only so much by default have to be told, such as Python's websockets by max_size=None.",
     )
     generation = optional(Generation)
     tts = optional(Tts, "The answer is spoken where this is there, by the voice that the server has.")
     image = optional(ImageOptions)
     omni_mode = switch(
-        False, ("Whether a film's pictures and its sound are interleaved by time; otherwise they follow each other.")
+        False, "Whether a film's pictures and its sound are interleaved by time; otherwise they follow each other."
     )
     enable_thinking = switch(False)
     auth = optional(
         string(),
-        (
-            "The key, where one is needed and the handshake had none. Such a message may have no more "
-            "bytes than --max-frame-bytes says."
-        ),
+        "The key, where one is needed and the handshake had none. Such a message may have no more "
+        "bytes than --max-frame-bytes says.",
     )
     model = optional(
         string(max_bytes=MAX_ID_BYTES),
-        (
-            "One that /v1/models lists, or an alias. Without one, or by an unknown name (refused with "
-            "--strict-models): the default model."
-        ),
+        "One that /v1/models lists, or an alias. Without one, or by an unknown name (refused with "
+        "--strict-models): the default model.",
     )
 
 

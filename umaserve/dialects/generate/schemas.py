@@ -49,13 +49,13 @@ class Usage(Declared):
     prefix_reused_tokens = required(whole(), "Those of the prompt that had been computed before, for another request.")
     reasoning_tokens = omittable(
         whole(0),
-        ('Tokens of the completion that are thoughts, or marks around them; not with options.reasoning "inline".'),
+        'Tokens of the completion that are thoughts, or marks around them; not with options.reasoning "inline".',
     )
 
 
 class Parameters(Sampling, Computation):
     max_tokens = optional(
-        whole(1), ("Cut to what the context holds and to the server's --max-tokens, which are the default too.")
+        whole(1), "Cut to what the context holds and to the server's --max-tokens, which are the default too."
     )
     repetition_penalty = optional(number(0, 10, above_low=True), "Another name of repeat_penalty.", default=1)
 
@@ -69,10 +69,8 @@ class GenerateMessage(Declared):
                 one_of(TextItem, ImageItem, AudioItem, VideoItem),
                 1,
                 256,
-                description=(
-                    "Texts that follow each other are lines; images, recordings and films stand where they are "
-                    "among them. What a model takes is in /v1/models."
-                ),
+                description="Texts that follow each other are lines; images, recordings and films stand where they are "
+                "among them. What a model takes is in /v1/models.",
             ),
         )
     )
@@ -91,18 +89,14 @@ class Options(Declared):
     include_generated_text = switch(True, "Repeat the text so far in every token message.")
     reasoning = optional(
         choice(*REASONING),
-        (
-            "Where the model's thoughts are: in the text with their marks, in a field of their own "
-            "(reasoning) beside each token and in the end, or nowhere."
-        ),
+        "Where the model's thoughts are: in the text with their marks, in a field of their own "
+        "(reasoning) beside each token and in the end, or nowhere.",
         default="inline",
     )
     reasoning_budget = optional(
         whole(-1),
-        (
-            "After how many tokens a thought is closed by force: -1 never, 0 at once. Default: the "
-            "server's --reasoning-budget."
-        ),
+        "After how many tokens a thought is closed by force: -1 never, 0 at once. Default: the "
+        "server's --reasoning-budget.",
     )
     enable_thinking = optional(boolean(), "Whether a model that can think does so in a conversation, by default yes.")
     chat_template_kwargs = optional(
@@ -163,10 +157,7 @@ class Control(Declared):
     action = required(choice(*ACTIONS))
     parameters = optional(
         Parameters,
-        (
-            "What to change by modify; not what binds the text (grammar, json_schema and the like), lora "
-            "and cache_prompt."
-        ),
+        "What to change by modify; not what binds the text (grammar, json_schema and the like), lora and cache_prompt.",
     )
 
 
@@ -234,7 +225,7 @@ class StatusMessage(Declared):
     type = required(const("status"))
     operation = required(
         string(),
-        ("model_loading and queued while a request waits; or what is acknowledged: pause, resume, modify, feedback."),
+        "model_loading and queued while a request waits; or what is acknowledged: pause, resume, modify, feedback.",
     )
     progress = required(whole(), "Percent.")
     message = required(string())

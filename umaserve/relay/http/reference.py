@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from umaserve.dialects.reference import Body, Errors, Frame, Operation, Parameter, Reference, Reply
 from umaserve.relay.http.schemas import (
     AnthropicModel,
@@ -76,116 +78,91 @@ ERRORS = Errors(
     plain=True,
 )
 
+_AS_IT_IS = "The worker's answer as it is"
+_WHOLE = {"200": Reply(f"{_AS_IT_IS}.", json=value(type="object"))}
+_EVENTS = {
+    "200": Reply(
+        f"{_AS_IT_IS}, in one piece or as a stream of events. A stream that breaks off ends with an event of "
+        "RelayError.",
+        json=value(type="object"),
+        content={"text/event-stream": string()},
+    )
+}
+_LINES = {
+    "200": Reply(
+        f"{_AS_IT_IS}, in one piece or as lines. Where it breaks off, so does the body.",
+        json=value(type="object"),
+        content={"application/x-ndjson": string()},
+    )
+}
+_ANYTHING = {"200": Reply(f"{_AS_IT_IS}.", content={"*/*": value()})}
+_RESPONSE = {
+    "200": Reply(
+        "The worker's answer, in one piece or as a stream of events. A stream that breaks off ends with an event of "
+        "RelayError.",
+        json=value(type="object"),
+        content={"text/event-stream": string()},
+    )
+}
+_WEBSOCKET = {
+    "101": Reply(
+        "The connection is a WebSocket from here on, whose frames go to a worker and come from it as they are. It is "
+        "one request to the worker, from the first frame to its close."
+    ),
+    "426": Reply(
+        "The request is no WebSocket handshake of version 13.",
+        json=Error,
+        headers={"Upgrade": {"schema": {"const": "websocket"}}},
+    ),
+}
+_KEPT = (
+    "The relay keeps the response, and what is said of that in an answer in one piece is its own: store, background, "
+    "previous_response_id. A stream passes as the worker sends it, and only umaserve's workers say the same in it. A "
+    "worker gets all items of a conversation, and neither previous_response_id nor background."
+)
+_MODEL = Parameter("model", "query", about='The model of messages that name none, or "default"; without it, any.')
+_RESPONSE_ID = Parameter("response_id", "path")
+
+
+def _relayed(name: str, summary: str, replies: Mapping[str, Reply]) -> Operation:
+    """An operation that a worker answers."""
+    return Operation(name, summary, body=Body(Request), replies=replies)
+
+
 REFERENCE = Reference(
     "relayed",
     "Answered by a worker.",
     ERRORS,
     {
-        ("POST", "/v1/chat/completions"): Operation(
-            "chat",
-            "OpenAI's chat completions",
-            body=Body(Request),
-            replies={
-                "200": Reply(
-                    (
-                        "The worker's answer as it is, in one piece or as a stream of events. A stream that breaks "
-                        "off ends with an event of RelayError."
-                    ),
-                    json=value(type="object"),
-                    content={"text/event-stream": string()},
-                )
-            },
+        ("POST", "/v1/chat/completions"): _relayed("chat", "OpenAI's chat completions", _EVENTS),
+        ("POST", "/v1/chat/completions/input_tokens"): _relayed(
+            "countChatTokens", "The number of tokens of OpenAI's chat completions", _WHOLE
         ),
-        ("POST", "/v1/chat/completions/input_tokens"): Operation(
-            "countChatTokens",
-            "The number of tokens of OpenAI's chat completions",
-            body=Body(Request),
-            replies={"200": Reply("The worker's answer as it is.", json=value(type="object"))},
-        ),
-        ("POST", "/v1/completions"): Operation(
-            "complete",
-            "OpenAI's text completions",
-            body=Body(Request),
-            replies={
-                "200": Reply(
-                    (
-                        "The worker's answer as it is, in one piece or as a stream of events. A stream that breaks "
-                        "off ends with an event of RelayError."
-                    ),
-                    json=value(type="object"),
-                    content={"text/event-stream": string()},
-                )
-            },
-        ),
-        ("POST", "/v1/messages"): Operation(
-            "messages",
-            "Anthropic's messages",
-            body=Body(Request),
-            replies={
-                "200": Reply(
-                    (
-                        "The worker's answer as it is, in one piece or as a stream of events. A stream that breaks "
-                        "off ends with an event of RelayError."
-                    ),
-                    json=value(type="object"),
-                    content={"text/event-stream": string()},
-                )
-            },
-        ),
-        ("POST", "/v1/messages/count_tokens"): Operation(
-            "countTokens",
-            "The number of tokens of Anthropic's messages",
-            body=Body(Request),
-            replies={"200": Reply("The worker's answer as it is.", json=value(type="object"))},
+        ("POST", "/v1/completions"): _relayed("complete", "OpenAI's text completions", _EVENTS),
+        ("POST", "/v1/messages"): _relayed("messages", "Anthropic's messages", _EVENTS),
+        ("POST", "/v1/messages/count_tokens"): _relayed(
+            "countTokens", "The number of tokens of Anthropic's messages", _WHOLE
         ),
         ("POST", "/v1/responses"): Operation(
             "respond",
             "OpenAI's responses",
-            (
-                "The relay keeps the response, and what is said of that in an answer in one piece is its "
-                "own: store, background, previous_response_id. A stream passes as the worker sends it, and "
-                "only umaserve's workers say the same in it. A worker gets all items of a conversation, and "
-                "neither previous_response_id nor background."
-            ),
+            _KEPT,
             body=Body(ResponseRequest),
-            replies={
-                "200": Reply(
-                    (
-                        "The worker's answer, in one piece or as a stream of events. A stream that breaks off ends "
-                        "with an event of RelayError."
-                    ),
-                    json=value(type="object"),
-                    content={"text/event-stream": string()},
-                )
-            },
+            replies=_RESPONSE,
         ),
         ("POST", "/responses"): Operation(
             "respondUnprefixed",
             "OpenAI's responses, without /v1",
-            (
-                "The relay keeps the response, and what is said of that in an answer in one piece is its "
-                "own: store, background, previous_response_id. A stream passes as the worker sends it, and "
-                "only umaserve's workers say the same in it. A worker gets all items of a conversation, and "
-                "neither previous_response_id nor background."
-            ),
+            _KEPT,
             body=Body(ResponseRequest),
-            replies={
-                "200": Reply(
-                    (
-                        "The worker's answer, in one piece or as a stream of events. A stream that breaks off ends "
-                        "with an event of RelayError."
-                    ),
-                    json=value(type="object"),
-                    content={"text/event-stream": string()},
-                )
-            },
+            replies=_RESPONSE,
         ),
         ("POST", "/v1/responses/input_tokens"): Operation(
             "countResponseTokens",
             "The number of tokens of a response's prompt",
             "The worker gets all items of a conversation.",
             body=Body(ResponseRequest),
-            replies={"200": Reply("The worker's answer as it is.", json=value(type="object"))},
+            replies=_WHOLE,
         ),
         ("GET", "/v1/responses/{response_id}"): Operation(
             "getResponse",
@@ -195,7 +172,7 @@ REFERENCE = Reference(
                 "oldest go first."
             ),
             tag="relay",
-            parameters=(Parameter("response_id", "path", string()),),
+            parameters=(_RESPONSE_ID,),
             replies={"200": Reply("OK", json=Response)},
         ),
         ("DELETE", "/v1/responses/{response_id}"): Operation(
@@ -203,7 +180,7 @@ REFERENCE = Reference(
             "Forget a response",
             "One that goes on in the background ends.",
             tag="relay",
-            parameters=(Parameter("response_id", "path", string()),),
+            parameters=(_RESPONSE_ID,),
             replies={"200": Reply("OK", json=DeleteResponseReply)},
         ),
         ("GET", "/v1/responses/{response_id}/input_items"): Operation(
@@ -212,7 +189,7 @@ REFERENCE = Reference(
             "A page at a time, the latest first.",
             tag="relay",
             parameters=(
-                Parameter("response_id", "path", string()),
+                _RESPONSE_ID,
                 Parameter(
                     "limit", "query", value(type="integer", minimum=1, maximum=100, default=20), "Items of a page."
                 ),
@@ -224,68 +201,17 @@ REFERENCE = Reference(
         ("POST", "/v1/responses/{response_id}/cancel"): Operation(
             "cancelResponse",
             "End a response in the background",
-            ("Nothing of what it has said is kept. One that has ended stays as it is. A body is ignored."),
+            "Nothing of what it has said is kept. One that has ended stays as it is. A body is ignored.",
             tag="relay",
-            parameters=(Parameter("response_id", "path", string()),),
+            parameters=(_RESPONSE_ID,),
             replies={"200": Reply("OK", json=Response)},
         ),
-        ("POST", "/v1/embeddings"): Operation(
-            "embed",
-            "OpenAI's embeddings",
-            body=Body(Request),
-            replies={
-                "200": Reply(
-                    (
-                        "The worker's answer as it is, in one piece or as a stream of events. A stream that breaks "
-                        "off ends with an event of RelayError."
-                    ),
-                    json=value(type="object"),
-                    content={"text/event-stream": string()},
-                )
-            },
-        ),
-        ("POST", "/api/chat"): Operation(
-            "ollamaChat",
-            "Ollama's chats",
-            body=Body(Request),
-            replies={
-                "200": Reply(
-                    ("The worker's answer as it is, in one piece or as lines. Where it breaks off, so does the body."),
-                    json=value(type="object"),
-                    content={"application/x-ndjson": string()},
-                )
-            },
-        ),
-        ("POST", "/api/generate"): Operation(
-            "ollamaGenerate",
-            "Ollama's generations",
-            body=Body(Request),
-            replies={
-                "200": Reply(
-                    ("The worker's answer as it is, in one piece or as lines. Where it breaks off, so does the body."),
-                    json=value(type="object"),
-                    content={"application/x-ndjson": string()},
-                )
-            },
-        ),
-        ("POST", "/api/embed"): Operation(
-            "ollamaEmbed",
-            "Ollama's embeddings",
-            body=Body(Request),
-            replies={"200": Reply("The worker's answer as it is.", json=value(type="object"))},
-        ),
-        ("POST", "/api/embeddings"): Operation(
-            "ollamaEmbeddings",
-            "Ollama's embedding of one text",
-            body=Body(Request),
-            replies={"200": Reply("The worker's answer as it is.", json=value(type="object"))},
-        ),
-        ("POST", "/api/show"): Operation(
-            "ollamaShow",
-            "What a worker says of a model, as Ollama has it",
-            body=Body(Request),
-            replies={"200": Reply("The worker's answer as it is.", json=value(type="object"))},
-        ),
+        ("POST", "/v1/embeddings"): _relayed("embed", "OpenAI's embeddings", _EVENTS),
+        ("POST", "/api/chat"): _relayed("ollamaChat", "Ollama's chats", _LINES),
+        ("POST", "/api/generate"): _relayed("ollamaGenerate", "Ollama's generations", _LINES),
+        ("POST", "/api/embed"): _relayed("ollamaEmbed", "Ollama's embeddings", _WHOLE),
+        ("POST", "/api/embeddings"): _relayed("ollamaEmbeddings", "Ollama's embedding of one text", _WHOLE),
+        ("POST", "/api/show"): _relayed("ollamaShow", "What a worker says of a model, as Ollama has it", _WHOLE),
         ("POST", "/v1/audio/speech"): Operation(
             "speak",
             "A text read aloud, as OpenAI's API has it",
@@ -301,185 +227,48 @@ REFERENCE = Reference(
             "transcribe",
             "What is said in a recording, as OpenAI's API has it",
             body=Body(TranscribeBody, media="multipart/form-data"),
-            replies={"200": Reply("The worker's answer as it is.", content={"*/*": value()})},
+            replies=_ANYTHING,
         ),
         ("POST", "/audio/transcriptions"): Operation(
             "transcribeUnprefixed",
             "What is said in a recording, without /v1",
             body=Body(TranscribeBody, media="multipart/form-data"),
-            replies={"200": Reply("The worker's answer as it is.", content={"*/*": value()})},
+            replies=_ANYTHING,
         ),
         ("POST", "/v1/audio/translations"): Operation(
             "translate",
             "What is said in a recording, in English, as OpenAI's API has it",
             body=Body(TranscribeBody, media="multipart/form-data"),
-            replies={"200": Reply("The worker's answer as it is.", content={"*/*": value()})},
+            replies=_ANYTHING,
         ),
-        ("POST", "/chat/completions"): Operation(
-            "chatUnprefixed",
-            "OpenAI's chat completions, without /v1",
-            body=Body(Request),
-            replies={
-                "200": Reply(
-                    (
-                        "The worker's answer as it is, in one piece or as a stream of events. A stream that breaks "
-                        "off ends with an event of RelayError."
-                    ),
-                    json=value(type="object"),
-                    content={"text/event-stream": string()},
-                )
-            },
+        ("POST", "/chat/completions"): _relayed("chatUnprefixed", "OpenAI's chat completions, without /v1", _EVENTS),
+        ("POST", "/chat/completions/input_tokens"): _relayed(
+            "countChatTokensUnprefixed", "The number of tokens of OpenAI's chat completions, without /v1", _WHOLE
         ),
-        ("POST", "/chat/completions/input_tokens"): Operation(
-            "countChatTokensUnprefixed",
-            "The number of tokens of OpenAI's chat completions, without /v1",
-            body=Body(Request),
-            replies={"200": Reply("The worker's answer as it is.", json=value(type="object"))},
+        ("POST", "/completion"): _relayed("completeNative", "Completions, as llama.cpp's server has them", _EVENTS),
+        ("POST", "/completions"): _relayed(
+            "completeNativeAlias", "Completions, as llama.cpp's server has them", _EVENTS
         ),
-        ("POST", "/completion"): Operation(
-            "completeNative",
-            "Completions, as llama.cpp's server has them",
-            body=Body(Request),
-            replies={
-                "200": Reply(
-                    (
-                        "The worker's answer as it is, in one piece or as a stream of events. A stream that breaks "
-                        "off ends with an event of RelayError."
-                    ),
-                    json=value(type="object"),
-                    content={"text/event-stream": string()},
-                )
-            },
+        ("POST", "/infill"): _relayed("infill", "What fills a gap in a text, as llama.cpp's server has it", _EVENTS),
+        ("POST", "/embedding"): _relayed(
+            "embedNative", "The vectors of texts, as llama.cpp's server has them", _EVENTS
         ),
-        ("POST", "/completions"): Operation(
-            "completeNativeAlias",
-            "Completions, as llama.cpp's server has them",
-            body=Body(Request),
-            replies={
-                "200": Reply(
-                    (
-                        "The worker's answer as it is, in one piece or as a stream of events. A stream that breaks "
-                        "off ends with an event of RelayError."
-                    ),
-                    json=value(type="object"),
-                    content={"text/event-stream": string()},
-                )
-            },
+        ("POST", "/embeddings"): _relayed(
+            "embedNativeAlias", "The vectors of texts, as llama.cpp's server has them", _EVENTS
         ),
-        ("POST", "/infill"): Operation(
-            "infill",
-            "What fills a gap in a text, as llama.cpp's server has it",
-            body=Body(Request),
-            replies={
-                "200": Reply(
-                    (
-                        "The worker's answer as it is, in one piece or as a stream of events. A stream that breaks "
-                        "off ends with an event of RelayError."
-                    ),
-                    json=value(type="object"),
-                    content={"text/event-stream": string()},
-                )
-            },
-        ),
-        ("POST", "/embedding"): Operation(
-            "embedNative",
-            "The vectors of texts, as llama.cpp's server has them",
-            body=Body(Request),
-            replies={
-                "200": Reply(
-                    (
-                        "The worker's answer as it is, in one piece or as a stream of events. A stream that breaks "
-                        "off ends with an event of RelayError."
-                    ),
-                    json=value(type="object"),
-                    content={"text/event-stream": string()},
-                )
-            },
-        ),
-        ("POST", "/embeddings"): Operation(
-            "embedNativeAlias",
-            "The vectors of texts, as llama.cpp's server has them",
-            body=Body(Request),
-            replies={
-                "200": Reply(
-                    (
-                        "The worker's answer as it is, in one piece or as a stream of events. A stream that breaks "
-                        "off ends with an event of RelayError."
-                    ),
-                    json=value(type="object"),
-                    content={"text/event-stream": string()},
-                )
-            },
-        ),
-        ("POST", "/tokenize"): Operation(
-            "tokenize",
-            "The tokens of a text, as llama.cpp's server has it",
-            body=Body(Request),
-            replies={
-                "200": Reply(
-                    (
-                        "The worker's answer as it is, in one piece or as a stream of events. A stream that breaks "
-                        "off ends with an event of RelayError."
-                    ),
-                    json=value(type="object"),
-                    content={"text/event-stream": string()},
-                )
-            },
-        ),
-        ("POST", "/detokenize"): Operation(
-            "detokenize",
-            "The text of tokens, as llama.cpp's server has it",
-            body=Body(Request),
-            replies={
-                "200": Reply(
-                    (
-                        "The worker's answer as it is, in one piece or as a stream of events. A stream that breaks "
-                        "off ends with an event of RelayError."
-                    ),
-                    json=value(type="object"),
-                    content={"text/event-stream": string()},
-                )
-            },
-        ),
+        ("POST", "/tokenize"): _relayed("tokenize", "The tokens of a text, as llama.cpp's server has it", _EVENTS),
+        ("POST", "/detokenize"): _relayed("detokenize", "The text of tokens, as llama.cpp's server has it", _EVENTS),
         ("GET", "/generate"): Operation(
             "converse",
             "A WebSocket: a stream that can be steered while it runs",
-            parameters=(
-                Parameter(
-                    "model", "query", string(), 'The model of messages that name none, or "default"; without it, any.'
-                ),
-            ),
-            replies={
-                "101": Reply(
-                    "The connection is a WebSocket from here on, whose frames go to a worker and come from it as "
-                    "they are. It is one request to the worker, from the first frame to its close."
-                ),
-                "426": Reply(
-                    "The request is no WebSocket handshake of version 13.",
-                    json=Error,
-                    headers={"Upgrade": {"schema": {"const": "websocket"}}},
-                ),
-            },
+            parameters=(_MODEL,),
+            replies=_WEBSOCKET,
         ),
         ("GET", "/ws/chat"): Operation(
             "chatMode",
             "A WebSocket: one conversation in, text and speech out",
-            parameters=(
-                Parameter(
-                    "model", "query", string(), 'The model of messages that name none, or "default"; without it, any.'
-                ),
-            ),
-            replies={
-                "101": Reply(
-                    "The connection is a WebSocket from here on, whose frames go to a worker and come from it as "
-                    "they are. It is one request to the worker, from the first frame to its close."
-                ),
-                "426": Reply(
-                    "The request is no WebSocket handshake of version 13.",
-                    json=Error,
-                    headers={"Upgrade": {"schema": {"const": "websocket"}}},
-                ),
-            },
+            parameters=(_MODEL,),
+            replies=_WEBSOCKET,
         ),
         ("GET", "/v1/models"): Operation(
             "listModels",

@@ -27,10 +27,7 @@ class Request(Declared):
 
     model = optional(
         string(),
-        (
-            'Without one, or for "default", --default-model, or the only one that there is; the worker '
-            "then gets its name."
-        ),
+        'Without one, or for "default", --default-model, or the only one that there is; the worker then gets its name.',
     )
     stream = switch(False)
 
@@ -97,10 +94,8 @@ class ResponseRequest(Request):
     previous_response_id = optional(string(), "A response that the relay keeps, which this one follows.")
     background = switch(
         False,
-        (
-            "Whether the reply comes at once, and the response is to be fetched. The limits of the "
-            "relay's queue and of a request's time hold. Needs store, and takes no stream."
-        ),
+        "Whether the reply comes at once, and the response is to be fetched. The limits of the "
+        "relay's queue and of a request's time hold. Needs store, and takes no stream.",
     )
 
 
