@@ -162,7 +162,11 @@ class ModelsWorld(World):
         )
         self.sessions = ModelSessions(self.models, lambda _session, _end: None)
         self.loop.after_poll = self.models.collect
-        self.loop.before_sleep = self.models.end_turn
+        self.loop.before_sleep = self._run_ticks
+
+    def _run_ticks(self) -> None:
+        for host in self.models:
+            host.run_tick()
 
     def until(self, condition: Callable[[], object], at_most: float = 300.0) -> None:
         """Turns, each after 10 ms of the loop's clock, until the condition holds."""

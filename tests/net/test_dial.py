@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from clock import RunningClock
+from hooked_loop import HookedLoop
 
 from umaserve.net import dial as dial_module
 from umaserve.net.dial import MAX_ADDRESSES, DialError, Dialing, dial, dial_file
@@ -54,7 +55,7 @@ def clock() -> RunningClock:
 
 @pytest.fixture
 def loop(stack: ExitStack, clock: RunningClock) -> Loop:
-    loop = Loop(clock)
+    loop = HookedLoop(clock)
     stack.callback(loop.close)
     return loop
 

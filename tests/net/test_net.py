@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from clock import Clock
+from hooked_loop import HookedLoop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,7 +46,7 @@ def fail() -> None:
     raise RuntimeError("a mistake of ours")
 
 
-class WatchedLoop(Loop):
+class WatchedLoop(HookedLoop):
     """Remembers what is watched, and how often it was asked to."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -597,12 +598,10 @@ def test_who_is_not_interested_any_more_is_told_only_of_the_rest(loop: WatchedLo
     peer.close()
 
 
-@pytest.mark.parametrize("hook", ["after_poll", "before_sleep"])
-def test_a_hook_that_fails_ends_the_loop(hook: str, loop: WatchedLoop) -> None:
-    setattr(loop, hook, fail)
+def test_a_turn_that_fails_ends_the_loop(loop: WatchedLoop) -> None:
     loop.call_soon(nothing)
     with pytest.raises(RuntimeError):
-        loop.run()
+        loop.run(fail)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])

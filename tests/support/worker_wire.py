@@ -13,11 +13,11 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from clock import RunningClock
+from hooked_loop import HookedLoop
 from websockets.frames import Close, Frame, Opcode
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
-from umaserve.net.loop import Loop
 from umaserve.system.threads import JobThread
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._clock = RunningClock()
-        self.loop = Loop(self._clock)
+        self.loop = HookedLoop(self._clock)
         self.resolving = JobThread("resolving", self.loop.wake)
         self.loop.after_poll = self.resolving.collect
         self._thread = threading.Thread(target=self.loop.run, daemon=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 from clock import Clock
+from hooked_loop import HookedLoop
 from standin import StandInEngine, StandInVoice, SteppedWorker
 
 from umaserve.core.events import ListedModel, Metrics, ModelInfo, ModelState
@@ -13,7 +14,6 @@ from umaserve.daemon.detached import Detached
 from umaserve.daemon.services import Services
 from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.net.input_budget import InputBudget
-from umaserve.net.loop import Loop
 from umaserve.scheduler.questions import Question, Questions
 from umaserve.sessions.manager import SessionManager
 from umaserve.settings.daemon import Config
@@ -30,7 +30,7 @@ class World:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.loop = Loop(self.clock)
+        self.loop = HookedLoop(self.clock)
 
     def turn(self, seconds: float = 0.0, count: int = 1) -> None:
         """Turns of the loop, the first after this time."""

@@ -166,8 +166,6 @@ class Server:
         self._signals.handle()
         self._entrances.open()
         systemd.feed_watchdog(self._loop.call_later, self._stuck)
-        self._loop.after_poll = self._collect
-        self._loop.before_sleep = self._end_turn
         keep_house(
             self._loop,
             self._models,
@@ -182,7 +180,7 @@ class Server:
         self._take_over()
         self._models.default.load(self._on_loaded)
         try:
-            self._loop.run()
+            self._loop.run(self._turn)
         finally:
             self._entrances.close()
         return self._shut_down()
@@ -243,17 +241,32 @@ class Server:
 
     # -- one turn ------------------------------------------------------------------------------------------------
 
+    def _turn(self) -> None:
+        """One turn of the loop, phase by phase. A tick computes meanwhile on the engine's threads.
+
+        Finished ticks are collected before any client is served, and the next ones submitted before tokens are written:
+        no engine waits for the loop longer than it must.
+        """
+        ready = self._loop.poll()
+        self._collect()
+        self._loop.serve(ready)  # Accept, read, parse, admit; write to clients that are slow.
+        self._loop.run_due()
+        self._begin_shutdown()
+        for model in self._models:
+            model.run_tick()  # Plan and submit the next tick, deliver the tokens of the last one.
+        self._ending.look()
+        self._loop.flush()
+
     def _collect(self) -> None:
+        """Run the callbacks of finished jobs: of engines, of links to relays, of the voice, of recordings."""
         self._models.collect()
         self._links.collect()
         self._services.speech.collect()
         self._services.recordings.collect()
 
-    def _end_turn(self) -> None:
+    def _begin_shutdown(self) -> None:
         if self._signals.count and not self._ending.leaving:
             self._ending.leave()
-        self._models.end_turn()
-        self._ending.look()
 
     # -- services ------------------------------------------------------------------------------------------------
 
@@ -315,7 +328,6 @@ class Server:
         self._signals.stop()
 
     def _shut_down(self) -> int:
-        self._loop.after_poll = self._loop.before_sleep = lambda: None
         if self._left_file is not None and self._services.detached.left:
             self._left_file.write(self._services.detached.left)
         self._models.keep_costs()

@@ -304,8 +304,8 @@ class ModelHost:
         """Call ``then``, as ``Waiting.when_loaded``, also if the model is loaded: then in the next turn."""
         return self._waiting.when_loaded(then)
 
-    def end_turn(self) -> None:
-        """Plan and submit the next tick, then deliver outputs to clients."""
+    def run_tick(self) -> None:
+        """Plan and submit the next tick, then deliver the outputs of the last one to clients."""
         loaded = self.loaded
         if loaded is None:
             for _ in self.sessions.deliver():

@@ -295,10 +295,6 @@ class Models:
     def _loaded(self) -> Sequence[LoadedModel]:
         return [host.loaded for host in self if host.loaded is not None]
 
-    def end_turn(self) -> None:
-        for host in self:
-            host.end_turn()
-
     def tell_waiting(self) -> None:
         for host in self:
             host.tell_waiting()

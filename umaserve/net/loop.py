@@ -1,4 +1,4 @@
-"""The selector loop: poll, ready sockets, timers, posted calls, and the hook that flushes before the loop sleeps."""
+"""The selector loop: poll, ready sockets, timers, posted calls, and the flush before the loop sleeps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from umaserve.net.timers import Timer, Timers
 
@@ -30,18 +30,15 @@ Ready = Callable[[int], None]
 class Loop:
     """One thread's event loop.
 
-    A turn is: poll; ``after_poll`` (collects the engine's finished tick first, so that the next one starts before any
-    client is served); the ready sockets; due timers; posted calls; ``before_sleep`` (delivers tokens); the calls for
-    the turn's end (channels flush what was written to them).
-    A callback's exception is logged and doesn't end the loop, which serves all clients; only the two hooks may end it.
+    A turn is: ``poll``; ``serve`` the ready sockets; ``run_due`` timers and posted calls; ``flush``. A server that does
+    more in a turn has one of its own, of the same phases, and gives it to ``run``.
+    A callback's exception is logged and doesn't end the loop, which serves all clients; only the turn's own may end it.
     A socket is not called back once it is no longer watched, even if the same poll found it ready. ``wake`` is the only
     method for other threads and signal handlers.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock
-        self.after_poll: Callable[[], None] = lambda: None
-        self.before_sleep: Callable[[], None] = lambda: None
         self._selector = selectors.DefaultSelector()
         self._timers = Timers()
         self._posted: deque[Callable[[], None]] = deque()
@@ -125,18 +122,29 @@ class Loop:
         """End ``run`` after the current turn."""
         self._stopped = True
 
-    def run(self) -> None:
+    def run(self, turn: Callable[[], None] | None = None) -> None:
+        """Take turns until ``stop``. ``turn``: those of a server; ``None``: the loop's own."""
         while not self._stopped:
-            self.turn()
+            (turn or self.turn)()
 
     def turn(self) -> None:
+        ready = self.poll()
+        self.serve(ready)
+        self.run_due()
+        self.flush()
+
+    def poll(self) -> Sequence[tuple[selectors.SelectorKey, int]]:
+        """Sleep until a socket is ready, a timer is due or ``wake`` was called; returns the ready sockets."""
         ready = self._selector.select(self._timeout())
-        # Emptied before ``after_poll``: a wake-up that arrives while that runs must end the next poll.
+        # Emptied first: a wake-up that arrives while results are collected must end the next poll.
         if any(key.fileobj is self._wake_out for key, _ in ready):
             # What can't be read now ends the next poll too.
             with contextlib.suppress(OSError):
                 self._wake_out.recv(4096)
-        self.after_poll()
+        return ready
+
+    def serve(self, ready: Sequence[tuple[selectors.SelectorKey, int]]) -> None:
+        """Call back for the ready sockets that are still watched."""
         for found, events in ready:
             # Looked up again: an earlier callback may have closed the socket, and a new one may have its number.
             key = self._selector.get_map().get(found.fd)
@@ -147,11 +155,16 @@ class Loop:
             except Exception:
                 log.exception("a callback failed: its socket is watched no more")
                 self._forget(key)
+
+    def run_due(self) -> None:
+        """Run the due timers, then the posted calls."""
         for callback in self._timers.due(self.now()):
             _run(callback)
         for _ in range(len(self._posted)):
             _run(self._posted.popleft())
-        self.before_sleep()
+
+    def flush(self) -> None:
+        """Run the calls for the turn's end: channels send what was written to them."""
         while self._turn_end:
             callbacks, self._turn_end = self._turn_end, {}
             for callback in callbacks:

@@ -112,16 +112,14 @@ class RelayServer:
             host, port = sock.getsockname()[:2]
             log.info("listening", extra={"fields": {"at": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}})
         self._signals.handle()
-        self._loop.before_sleep = self._end_turn
         threads: Sequence[JobThread] = ()
         if self._peers is not None:
             threads = self._peers.threads
-            self._loop.after_poll = self._peers.collect
             self._peers.start()
         systemd.feed_watchdog(self._loop.call_later, ThreadWatch(threads).stuck)
         systemd.notify("READY=1\nSTATUS=relaying")
         try:
-            self._loop.run()
+            self._loop.run(self._turn)
         finally:
             self._stop_listening()
         for client in list(self._clients):
@@ -224,9 +222,19 @@ class RelayServer:
             "relay_rss_bytes": resident_bytes(),
         }
 
+    def _turn(self) -> None:
+        """One turn of the loop, phase by phase."""
+        ready = self._loop.poll()
+        if self._peers is not None:
+            self._peers.collect()
+        self._loop.serve(ready)
+        self._loop.run_due()
+        self._end_if_over()
+        self._loop.flush()
+
     # -- the end -------------------------------------------------------------------------------------------------
 
-    def _end_turn(self) -> None:
+    def _end_if_over(self) -> None:
         if self._signals.count and not self._leaving:
             self._leave()
         if self._pool.closing and not self._ending and not self._pool.in_flight:

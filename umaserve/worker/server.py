@@ -64,12 +64,10 @@ class WorkerServer:
     def run(self) -> int:
         raise_descriptor_limit(self._config.max_concurrent, "max_concurrent")
         self._signals.handle()
-        self._loop.after_poll = self._resolving.collect
-        self._loop.before_sleep = self._end_turn
         systemd.feed_watchdog(self._loop.call_later, ThreadWatch([self._resolving]).stuck)
         systemd.notify("STATUS=connecting")
         self._refresh()
-        self._loop.run()
+        self._loop.run(self._turn)
         self._signals.restore()
         # A hanging look-up may still wake the loop later, which must then stay open.
         if self._resolving.stop(RESOLVER_S):
@@ -122,9 +120,18 @@ class WorkerServer:
             self._ready = True
             systemd.notify("READY=1\nSTATUS=working")
 
+    def _turn(self) -> None:
+        """One turn of the loop, phase by phase."""
+        ready = self._loop.poll()
+        self._resolving.collect()
+        self._loop.serve(ready)
+        self._loop.run_due()
+        self._end_if_over()
+        self._loop.flush()
+
     # -- the end -------------------------------------------------------------------------------------------------
 
-    def _end_turn(self) -> None:
+    def _end_if_over(self) -> None:
         if self._signals.count and not self._draining:
             self._drain()
         if self._draining and all(link.over for link in self._links):
