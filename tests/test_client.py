@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import threading
 from pathlib import Path
@@ -100,14 +99,3 @@ def test_a_server_that_leaves_too_early_is_an_error(broken_server: str):
         Client(broken_server).complete("Hi")
     with pytest.raises(ConnectionError, match="before the end"):
         asyncio.run(AsyncClient(broken_server).complete("Hi"))
-
-
-def test_the_examples_of_the_readme_run(daemon: Daemon, capsys: pytest.CaptureFixture[str]):
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    examples = [block.split("```")[0] for block in readme.split("```python\n")[1:]]
-    assert len(examples) == 4
-    for example in examples:
-        exec(example.replace("run/uma.sock", daemon.path).replace("127.0.0.1:8080", daemon.http), {})
-        printed = capsys.readouterr().out
-        assert len(printed) > 20
-        assert "total_tokens" in printed or "openai" in example, json.dumps(printed)

@@ -6,7 +6,6 @@ import argparse
 import functools
 import itertools
 import math
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, asdict, fields, replace
@@ -19,9 +18,7 @@ from hypothesis import strategies as st
 
 from umaserve.core.errors import ConfigError
 from umaserve.settings.daemon import SETTINGS, Config
-from umaserve.settings.relay import SETTINGS as RELAY_SETTINGS
 from umaserve.settings.sources import Conflict, Loaded
-from umaserve.settings.worker import SETTINGS as WORKER_SETTINGS
 
 load, render = SETTINGS.load, SETTINGS.render
 
@@ -951,19 +948,3 @@ def test_the_annotated_file_explains_every_setting_just_above_it() -> None:
     lines = ANNOTATED.read_text().splitlines()
     for above, line in itertools.pairwise(lines):
         assert line.startswith("#") or not line or above.startswith("# "), f"not explained: {line}"
-
-
-def test_the_readme_has_the_defaults_of_the_flags_that_it_lists() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    rows = re.findall(r"^\| `(--[\w-]+)` \| `(.*?)` \|", readme, re.MULTILINE)
-    assert [flag for flag, _ in rows] == [SETTINGS.by_key[key].flag for key in SETTINGS.first]
-    defaults = {s.flag: s.kind.render(DEFAULTS[key]) for key, s in SETTINGS.by_key.items()}
-    assert rows == [(flag, defaults.get(flag)) for flag, _ in rows]
-
-
-def test_the_readme_names_no_flag_that_no_program_has() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    programs = [SETTINGS, RELAY_SETTINGS, WORKER_SETTINGS]
-    settings = {setting.flag for program in programs for setting in program.by_key.values()}
-    settings |= {"--no-" + flag.removeprefix("--") for flag in settings}
-    assert set(re.findall(r"`(--[a-z][\w-]*)", readme)) <= settings | {"--config"}

@@ -158,9 +158,9 @@ def test_without_a_compiler_it_ends_before_anything_is_compiled(tmp_path: Path) 
     assert done.returncode == 1
     need, other_way = done.stderr.splitlines()
     assert need.endswith("apt install g++")
-    assert "README.md (Without a compiler)" in other_way
+    assert "docs/guide/install.md (Without a compiler)" in other_way
     assert machine.installed == []
-    assert "\n### Without a compiler\n" in (ROOT / "README.md").read_text()
+    assert "\n## Without a compiler\n" in (ROOT / "docs/guide/install.md").read_text()
 
 
 def test_without_a_compiler_a_wheel_is_taken(tmp_path: Path) -> None:
