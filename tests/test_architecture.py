@@ -153,6 +153,25 @@ def test_the_page_on_the_architecture_names_each_file(path: Path):
     assert path.stem in names or any(path.stem.startswith(name[:-1]) for name in names if name.endswith("*"))
 
 
+def test_the_steps_of_a_request_are_functions():
+    page = (ROOT.parent / "ARCHITECTURE.md").read_text()
+    steps = re.findall(r"^\| \d\. \w+ \| `([\w/]+\.py)` \| `(\w+)\.(\w+)` \|", page, re.MULTILINE)
+    assert len(steps) == 9
+    for file, owner, function in steps:
+        assert f"{owner}.{function}" in methods(ROOT / file), file
+    # What else the steps name.
+    everywhere = {name for path in FILES for name in methods(path)}
+    (section,) = re.findall(r"^## A request in nine steps$.*?^## ", page, re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"`([A-Z]\w+\.\w+)`", section))
+    assert named <= everywhere, named - everywhere
+
+
+def methods(path: Path) -> set[str]:
+    """All functions of the classes of a module, as CLASS.FUNCTION."""
+    classes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+    return {f"{node.name}.{one.name}" for node in classes for one in node.body if isinstance(one, ast.FunctionDef)}
+
+
 def test_no_two_test_files_have_one_name():
     # pytest would run them apart from each other only.
     names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]

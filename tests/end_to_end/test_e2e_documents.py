@@ -1,5 +1,5 @@
-"""The blocks of README.md and of the guide, as they stand there: they show what they say, end where a program has ended,
-and leave none behind."""
+"""The blocks of README.md and of the guide, as they stand there: they show what they say, end where a program has
+ended, and leave none behind."""
 
 from __future__ import annotations
 

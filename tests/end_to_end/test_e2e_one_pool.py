@@ -1,4 +1,4 @@
-"""One pool of computing threads in each engine's process, whose barriers spin: see ARCHITECTURE.md, Threads.
+"""One pool of computing threads in each engine's process, whose barriers spin: see docs/internals/threads.md.
 
 libgomp counts the threads of all pools of a process. With more of them than cores, each barrier sleeps in the kernel,
 some hundred times a token, and decodes take up to twice as long. So no other thread than the one that computes may

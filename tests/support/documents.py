@@ -11,8 +11,8 @@ FOR_USERS = [ROOT / "README.md", *sorted((ROOT / "docs/guide").glob("*.md"))]
 ALL = [*sorted(ROOT.glob("*.md")), ROOT / "bench/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 NOT_RUN = {
-    "# needs Linux (for macOS see docs/guide/install.md), Python 3.11 or newer with venv, and a C++ compiler; "
-    "on Debian or Ubuntu, as root:": "installs packages and compiles llama.cpp; scripts/test-newcomer runs it",
+    "# needs Linux, Python 3.11 or newer with venv, and a C++ compiler; on Debian or Ubuntu, as root:": "installs "
+    "packages and compiles llama.cpp; scripts/test-newcomer runs it",
     "pip install '.[default-model,media,speech]'": "compiles llama.cpp",
     "umaserve tune --model FILE.gguf > umaserve.toml": "measures for two minutes; test_e2e_tune runs it",
     "CMAKE_ARGS=-DGGML_CUDA=on pip install --force-reinstall --no-cache-dir --no-deps llama-cpp-python": "needs a GPU",

@@ -225,8 +225,8 @@ class Server:
             return
 
     def load(self, channel: Channel) -> None:
-        """Serve the first call, which loads the model, and no other: the thread is to end then (ARCHITECTURE.md,
-        Threads)."""
+        """Serve the first call, which loads the model, and no other: the thread is to end then
+        (docs/internals/threads.md)."""
         with contextlib.suppress(Lost):
             self._begin(channel)
 
