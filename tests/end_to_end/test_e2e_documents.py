@@ -119,8 +119,8 @@ def answered(block: Block, http: str) -> str:
 
 
 def expected(block: Block) -> list[str]:
-    found = [patterns for beginning, patterns in SHOWN.items() if block.first_line.startswith(beginning)]
-    return max(found, key=len) if found else []
+    beginnings = [beginning for beginning in SHOWN if block.first_line.startswith(beginning)]
+    return SHOWN[max(beginnings, key=len)] if beginnings else []
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
