@@ -107,3 +107,18 @@ def test_the_paths_of_the_apis_are_those_that_are_served() -> None:
 def test_scripts_and_files_of_conf_are_there(document: Path) -> None:
     for name in re.findall(r"(?:scripts|conf)/[\w.-]+", document.read_text()):
         assert (ROOT / name.rstrip(".")).exists(), name
+
+
+@pytest.mark.parametrize("document", ALL, ids=by_path)
+def test_modules_of_the_benchmarks_are_there(document: Path) -> None:
+    for name in re.findall(r"python3? -m bench\.(\w+)", document.read_text()):
+        assert (ROOT / f"bench/{name}.py").exists(), name
+
+
+def test_files_that_contributors_edit_are_there() -> None:
+    text = without_code((ROOT / "CONTRIBUTING.md").read_text())
+    for name in re.findall(r"`((?:umaserve|tests|docs|conf)(?:/[\w.-]+)+)`", text):
+        assert (ROOT / name).exists(), name
+    code = "".join(path.read_text() for path in (ROOT / "umaserve").rglob("*.py"))
+    for owner, function in re.findall(r"`([A-Z][a-z]\w+)\.(\w+)`", text):
+        assert re.search(rf"^class {owner}\b.*?^    def {function}\(", code, re.MULTILINE | re.DOTALL)
