@@ -122,3 +122,10 @@ def test_files_that_contributors_edit_are_there() -> None:
     code = "".join(path.read_text() for path in (ROOT / "umaserve").rglob("*.py"))
     for owner, function in re.findall(r"`([A-Z][a-z]\w+)\.(\w+)`", text):
         assert re.search(rf"^class {owner}\b.*?^    def {function}\(", code, re.MULTILINE | re.DOTALL)
+
+
+def test_a_visitor_waits_for_no_picture() -> None:
+    pictures = [*(ROOT / "docs/pictures").iterdir()]
+    assert [picture.name for picture in pictures if picture.stat().st_size >= 1_000_000] == []
+    text = "".join(document.read_text() for document in ALL)
+    assert [picture.name for picture in pictures if f"/{picture.name})" not in text] == []

@@ -191,7 +191,9 @@ def test_the_readme_begins_with_the_packages_that_are_asked_for() -> None:
     assert first.index("apt install") < first.index("\nscripts/run")
 
 
-@pytest.mark.parametrize("script", ["bare-venv", "compiler", "run", "test", "test-newcomer", "venv", "wheels"])
+@pytest.mark.parametrize(
+    "script", ["bare-venv", "compiler", "picture", "run", "test", "test-newcomer", "venv", "wheels"]
+)
 def test_scripts_are_of_the_standard_shell(script: str) -> None:
     checked = subprocess.run(["sh", "-n", ROOT / "scripts" / script], capture_output=True, text=True)
     assert (checked.returncode, checked.stderr) == (0, "")
