@@ -9,6 +9,7 @@ import pytest
 from documents import ALL, FOR_USERS, NOT_RUN, ROOT, all_blocks, tables
 from routes import aliases, routes
 
+from umaserve import __version__
 from umaserve.commands.foreign_names import FLAGS as FOREIGN
 from umaserve.settings.daemon import SETTINGS
 from umaserve.settings.models import PER_MODEL
@@ -129,3 +130,8 @@ def test_a_visitor_waits_for_no_picture() -> None:
     assert [picture.name for picture in pictures if picture.stat().st_size >= 1_000_000] == []
     text = "".join(document.read_text() for document in ALL)
     assert [picture.name for picture in pictures if f"/{picture.name})" not in text] == []
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert __version__ in (versions[:2] if versions[0] == "Unreleased" else versions[:1])

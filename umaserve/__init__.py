@@ -1,3 +1,3 @@
 """umaserve: one process, one model, one socket for every program on the box."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
