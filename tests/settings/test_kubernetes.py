@@ -17,8 +17,10 @@ import yaml
 from umaserve.cli import main
 from umaserve.commands import pull
 from umaserve.core.metrics import ServingMetrics
+from umaserve.daemon.http.pages import openapi as daemon_openapi
 from umaserve.daemon.vllm_metrics import vllm_metrics
 from umaserve.models.loaded_model import NOT_LOADED
+from umaserve.relay.http.pages import openapi as relay_openapi
 from umaserve.settings.daemon import SETTINGS as DAEMON
 from umaserve.settings.relay import SETTINGS as RELAY
 
@@ -99,8 +101,8 @@ def test_flags_ports_and_probes_are_the_programs_own(name: str, deployment: dict
     (port,) = container["ports"]
     assert int(address.rpartition(":")[2]) == port["containerPort"]
     assert "*" in config.allow_host, "the kubelet calls by address"
-    room = "relay/http" if container["args"][0] == "relay" else "daemon/http"
-    known = json.loads((ROOT / "umaserve" / room / "openapi.json").read_text())["paths"]
+    openapi = relay_openapi if container["args"][0] == "relay" else daemon_openapi
+    known = json.loads(openapi())["paths"]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         if probe in container:
             assert container[probe]["httpGet"]["path"] in known
