@@ -1,1 +1,1 @@
-"""Measures umaserve against a bare llama.cpp loop, and the wire by itself: ``python -m bench``."""
+"""Programs that measure umaserve: see bench/README.md."""

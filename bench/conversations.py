@@ -67,16 +67,14 @@ class FramedJson:
 class WebSocket:
     """``/generate`` with its default options, so that each message repeats the whole text so far."""
 
-    def __init__(self, prompt: str, n_tokens: int, *, priority: str = "interactive") -> None:
+    def __init__(self, prompt: str, n_tokens: int) -> None:
         self.outbox = (
             b"GET /generate HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dW1hc2VydmUncyBiZW5jaA==\r\n\r\n"
         )
         self.ended = False
         parameters = {"max_tokens": n_tokens, "temperature": 0, "ignore_eos": True}
-        self._config = orjson.dumps(
-            {"type": "config", "prompt": prompt, "priority": priority, "parameters": parameters}
-        )
+        self._config = orjson.dumps({"type": "config", "prompt": prompt, "parameters": parameters})
         self._buffer = bytearray()
         self._upgraded = False
 

@@ -15,12 +15,10 @@ from pathlib import Path
 import orjson
 
 from bench import llama_server
-from bench.heat_map import draw
 from bench.llama_server import LAYOUTS
 from bench.loads import Load, started
 from bench.report import load_average, machine, number, progress, table
 from bench.sides import OURS
-from bench.time_limit import OutOfTime, time_limit
 from bench.trace import Measures, medians
 from umaserve.core.errors import ConfigError, ModelError
 from umaserve.engine.llama.model import find
@@ -90,31 +88,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     results: dict[str, dict[Load, Found]] = {model: {} for model in models}
     failed = None
     try:
-        with time_limit(options.limit):
-            for model, measured in results.items():
-                measured.update(_kept(options.results, Path(model).name, loads))
-                missing = [load for load in loads if load not in measured]
-                for load, found in _measured(model, missing, binary, options.layouts, options.repeats):
-                    measured[load] = found
-                    _keep(options.results, Path(model).name, load, found)
+        for model, measured in results.items():
+            measured.update(_kept(options.results, Path(model).name, loads))
+            missing = [load for load in loads if load not in measured]
+            for load, found in _measured(model, missing, binary, options.layouts, options.repeats):
+                measured[load] = found
+                _keep(options.results, Path(model).name, load, found)
     except (subprocess.CalledProcessError, RuntimeError) as error:
         failed = f"{parser.prog}: {error}\n"
-    except OutOfTime as error:
-        progress(str(error))
     except KeyboardInterrupt:
         return 130
-    grids = {}
     for model, measured in results.items():
-        name = Path(model).name
         of = dict(sorted(measured.items(), key=lambda item: astuple(item[0])))
-        print(f"## The matrix: {name}, runs: {options.repeats}\n\n{_report(of)}")
+        print(f"## The matrix: {Path(model).name}, runs: {options.repeats}\n\n{_report(of)}")
         if left_out := [load for load in loads if load not in of]:
             print(f"Left out: {'; '.join(map(str, left_out))}.\n")
-        if ratios := {load: _ratio(GOALS[0], found) for load, found in of.items() if load.turns == 1}:
-            grids[name] = _grid(ratios)
     print(_NOTES.format(layouts=", ".join(options.layouts), repeats=options.repeats))
-    if grids:
-        print(draw(grids, options.picture))
     print(f"{machine()}. Load average before: {before}; after: {load_average()}.", flush=True)
     if failed is not None:
         parser.exit(1, failed)
@@ -136,13 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="ways to run llama-server")
     parser.add_argument("--no-talks", action="store_true", help="leave out the conversations")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="rounds (default: %(default)s)")
-    limit = "stop after so many seconds, and say what was left out; the sizes named first are measured first"
-    parser.add_argument("--limit", type=float, default=0.0, metavar="S", help=limit)
     parser.add_argument(
         "--results", type=Path, metavar="FILE", help="append each row here; those that it has are not measured again"
     )
-    picture = Path(__file__).with_name("matrix.png")
-    parser.add_argument("--picture", type=Path, default=picture, metavar="FILE", help="a PNG (default: %(default)s)")
     return parser
 
 
@@ -226,11 +211,6 @@ def _rival(found: Found) -> str:
 def _ratio(goal: Goal, found: Found) -> float:
     ours, theirs = (float(getattr(found[name], goal.measure)) for name in (OURS, _rival(found)))
     return ours / theirs if theirs else float("nan")
-
-
-def _grid(ratios: Mapping[Load, float]) -> Mapping[tuple[str, str], float]:
-    """The ratios by the labels of their row and column in the picture."""
-    return {(f"{load.words} words, {load.tokens} tokens", f"{load.clients}"): ratio for load, ratio in ratios.items()}
 
 
 if __name__ == "__main__":

@@ -173,17 +173,6 @@ def _quantize(plain: Path, path: Path, to: LlamaFileType) -> None:
         raise ModelError(f"{path}: llama.cpp could not quantize the weights")
 
 
-def write_tokenizer(path: Path, model: str = "") -> None:
-    """A file with the tokenizer of a model, or of the default one, without its weights. Raises ``ModelError``."""
-    source = _read(model)
-    gguf = GGUFWriter(path, "llama")
-    _copy_tokenizer(source, gguf)
-    gguf.write_header_to_file()
-    gguf.write_kv_data_to_file()
-    gguf.write_ti_data_to_file()
-    gguf.close()
-
-
 def size_label(parameters: int) -> str:
     """As in the names of models: 135M, 1.5B."""
     scale, unit = (1e9, "B") if parameters >= 1e9 else (1e6, "M")

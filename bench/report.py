@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.trace import Measures
 from umaserve import __version__
 from umaserve.system.cores import usable_cores
 
@@ -41,15 +40,6 @@ def spread(values: Sequence[float]) -> str:
     if math.isnan(sum(values)):
         return "-"
     return f"{number(statistics.median(values))} ({number(min(values))} to {number(max(values))})"
-
-
-LATENCIES = ("TTFT p50", "TTFT max", "gap p50", "gap p95", "gap max")
-"""The columns of `latencies`."""
-
-
-def latencies(found: Measures) -> list[str]:
-    """In ms."""
-    return [*map(number, (found.ttft_p50, found.ttft_max, found.gap_p50, found.gap_p95, found.gap_max))]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

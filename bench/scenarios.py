@@ -1,4 +1,4 @@
-"""The load of the measurements beside llama-server: who asks what, and when, by the name of the measurement.
+"""The loads beside llama-server: who asks what, and when, by the name of the load.
 
 Run as a process of its own (arguments: scenario, HOST:PORT, the scenario's numbers).
 """
@@ -14,18 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from bench import workload
-from bench.conversations import SSE, Conversation, ServerSentEvents, Turn, WebSocket
+from bench.conversations import SSE, ServerSentEvents, Turn
 from bench.load import ask, ask_all, connected, warm_up, write
 from bench.trace import Stream, Trace
-from bench.workload import (
-    chat_questions,
-    copying_prompt,
-    endless_prompts,
-    mixed,
-    prefixed,
-    prompts,
-    warm_up_prompts,
-)
+from bench.workload import chat_questions, endless_prompts, prefixed, prompts, warm_up_prompts
 from umaserve.client import run
 
 CALM_S = 2.0
@@ -37,11 +29,6 @@ STREAM_TOKENS = 6000
 """More than any server decodes meanwhile."""
 
 PREFIX_TOKENS = 16
-CHAT_QUESTIONS = 30
-CHAT_TOKENS = 8
-COPIED_TOKENS = 200
-PRESSURE_REQUESTS = 200
-PRESSURE_CLIENTS = 32
 
 
 async def storm(address: str) -> Trace:
@@ -82,28 +69,6 @@ async def prefixes(address: str, n_words: int, n_clients: int) -> Trace:
     return trace
 
 
-async def short(address: str) -> Trace:
-    """One after another on one connection, or on a new one where the server has closed it."""
-    client = await connected(address)
-    cpu = time.process_time()
-    streams = []
-    for question in (*warm_up_prompts(1), *chat_questions(CHAT_QUESTIONS)):
-        asked = time.monotonic()
-        try:
-            stream = await client.ask(_chat(question), asked)
-        except ConnectionResetError:
-            # After a stream llama-server closes a connection that it said it would keep.
-            client = await connected(address)
-            stream = await client.ask(_chat(question), asked)
-        streams.append(stream)
-    client.leave()
-    return Trace(streams[1:], time.process_time() - cpu)
-
-
-def _chat(question: str) -> ServerSentEvents:
-    return ServerSentEvents([_said_by("user", question)], CHAT_TOKENS, reuse=True)
-
-
 def _said_by(role: str, content: str) -> Turn:
     return {"role": role, "content": content}
 
@@ -129,37 +94,8 @@ async def _converse(address: str, texts: Sequence[str], n_tokens: int) -> list[S
     return streams
 
 
-async def copying(address: str) -> Trace:
-    await warm_up(SSE, address, 1)
-    return await ask_all(address, [ServerSentEvents(copying_prompt(), COPIED_TOKENS)])
-
-
-async def pressure(address: str, classes: int) -> Trace:
-    """The streams of those requests that ended well. With two ``classes`` every other one is in the background."""
-    await warm_up(SSE, address, PRESSURE_CLIENTS)
-    cpu = time.process_time()
-    asked = (_of_class(i % classes, text, n_tokens) for i, (text, n_tokens) in enumerate(mixed(PRESSURE_REQUESTS)))
-    found = await asyncio.gather(*(_ask_on(address, asked) for _ in range(PRESSURE_CLIENTS)))
-    return Trace([stream for streams in found for stream in streams], time.process_time() - cpu)
-
-
-def _of_class(number: int, text: str, n_tokens: int) -> Conversation:
-    # OpenAI's dialect has no word for the class.
-    return WebSocket(text, n_tokens, priority="background") if number else ServerSentEvents(text, n_tokens)
-
-
-async def _ask_on(address: str, waiting: Iterator[Conversation]) -> list[Stream]:
-    streams = []
-    for conversation in waiting:
-        try:
-            streams.append(await ask(address, conversation))
-        except OSError as error:
-            print(f"a request failed: {error}", file=sys.stderr)
-    return streams
-
-
 SCENARIOS: dict[str, Callable[..., Coroutine[Any, Any, Trace]]] = {
-    scenario.__name__: scenario for scenario in (storm, prefixes, short, growing, copying, pressure)
+    scenario.__name__: scenario for scenario in (storm, prefixes, growing)
 }
 
 

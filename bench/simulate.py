@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,12 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from bench.box import Box
-from bench.fit import fit_box, residual
 from bench.report import number, progress, table
 from bench.simulator import POLICIES, Load, Run, Simulation, jobs, most_rate
-from umaserve.core.errors import ConfigError, ModelError
+from umaserve.core.errors import ConfigError
 from umaserve.core.requests import Priority
-from umaserve.settings.daemon import SETTINGS, Config
+from umaserve.settings.daemon import Config
 
 COSTS = Path(__file__).parent / "costs"
 RATES = (10, 30, 50, 60, 70, 80, 90, 100, 110, 120, 150)
@@ -51,13 +49,10 @@ class Point:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate, or fit; returns the exit status."""
+    """Simulate; returns the exit status."""
     parser = _parser()
     options = parser.parse_args(argv)
     try:
-        if options.fit:
-            _fit(options.fit)
-            return 0
         box = Box.load(options.box)
         load = Load(
             prompt_tokens=options.prompt_tokens,
@@ -69,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         points = sweep(box, load, options)
     except ConfigError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
-    except (ModelError, ValueError) as error:
+    except ValueError as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
     except KeyboardInterrupt:
         return 130
@@ -151,13 +146,6 @@ def draw(points: Sequence[Point], file: Path, title: str) -> None:
     figure.savefig(file, dpi=120)
 
 
-def _fit(file: Path) -> None:
-    box, measured = fit_box(SETTINGS.load({}, os.environ).config)
-    file.write_bytes(box.dump())
-    typical, worst = residual(box.cost, measured)
-    print(f"{file}: {box.cost}; {len(measured)} shapes of ticks, error {typical:.1%} (median), {worst:.1%} (largest)")
-
-
 def _percentile(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(values, percent)) if len(values) else math.nan
 
@@ -194,7 +182,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--noise", type=_fraction, default=0.0, metavar="SHARE", help="by which ticks' times vary")
     add("--seed", type=int, default=1, metavar="N", help="of all chance")
     add("--png", type=Path, nargs="?", const=own_png, metavar="FILE", help=f"draw the curves too (to {own_png.name})")
-    add("--fit", type=Path, metavar="FILE", help="measure this box, by UMA_* settings, and write its costs there")
     return parser
 
 

@@ -10,10 +10,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from bench import prefixes, storm
+from bench import storm
 from bench.llama_server import UNIFIED
 from bench.loads import Load, started
-from bench.sides import OURS, THEIRS
+from bench.processes import Served, trace_of
+from bench.sides import OURS, THEIRS, Run, both
+from bench.trace import Measures, measures
 
 BARE = "bare loop"
 
@@ -104,8 +106,8 @@ def cells(plan: Plan, models: Sequence[str], binary: str | None) -> list[Cell]:
     found += [_load(model, load, binary) for load in plan.loads]
     if binary is not None:
         found.append(Cell(_name(model, f"talks, {plan.talk}"), _servers(model, plan.talk, binary), _TALK))
-        sharing = prefixes.sharing(plan.shared_words, plan.shared_by)
-        found.append(Cell(f"prefix of {plan.shared_words} words, {plan.shared_by} clients", _fresh(sharing), _PREFIX))
+        shared = _sharing(plan.shared_words, plan.shared_by)
+        found.append(Cell(f"prefix of {plan.shared_words} words, {plan.shared_by} clients", _fresh(shared), _PREFIX))
         storms = {OURS: storm.with_target(_STORM_TARGET_MS), THEIRS: storm.with_batch(_STORM_BATCH)}
         found.append(Cell("storm", _fresh(storms), _STORM))
     return found
@@ -127,6 +129,15 @@ def _servers(model: str, load: Load, binary: str | None) -> Callable[[contextlib
         return {name: partial(load.measure, at) for name, at in servers.items()}
 
     return start
+
+
+def _sharing(words: int, clients: int) -> dict[str, Run[Measures] | None]:
+    """Both sides, asked by so many clients at once whose prompts begin with the same words, computed before."""
+
+    def measure(at: Served) -> Measures:
+        return measures(trace_of("bench.scenarios", "prefixes", at.http, words, clients))
+
+    return both(measure)
 
 
 def _fresh(runs: Mapping[str, Callable[[], Any] | None]) -> Callable[[contextlib.ExitStack], Sides]:

@@ -38,17 +38,6 @@ _WORDS = (
 )  # fmt: skip
 """Each of them is one token for most models, so that a prompt has about as many tokens as words."""
 
-_PARAGRAPH = """\
-The harbour of Ellmouth is small. It has two piers, one of stone and one of wood. The stone pier was built in 1782 \
-by a merchant who sold salt and wool. The wooden pier is younger and is used by the fishing boats only. Every \
-morning before six the boats leave, and every afternoon at three they come back with cod, herring and crabs. On \
-Saturdays there is a market beside the piers. People from the villages come to buy fish, bread, honey and cheese, \
-and in summer they stay until the lamps are lit. The harbour master lives in the white house with the green door. He \
-keeps a book in which he writes the name of each ship, the hour of its arrival and the weather of the day. His book \
-is the fifth one; the first was begun by his great-grandfather, who could not swim and never went to sea. When the \
-fog is thick, his daughter rings the bell at the end of the stone pier, two strokes and a pause, until the last boat \
-has come home."""
-
 _ABOUT = ("What are {} good for?", "Who needs {} today?")
 
 
@@ -83,19 +72,3 @@ def chat_questions(n: int) -> list[str]:
     questions = [about.format(topic.lower()) for about in _ABOUT for topic in _TOPICS]
     assert n <= len(questions)
     return questions[:n]
-
-
-def copying_prompt() -> str:
-    """What a small model, too, answers by copying the paragraph: more than 200 tokens, all but a name as they stand."""
-    return f"""\
-Original:
-{_PARAGRAPH}
-
-The same, with "Ellmouth" changed to "Brackwater":
-The harbour of Brackwater"""
-
-
-def mixed(n: int) -> list[tuple[str, int]]:
-    """``n`` prompts of 10 to 400 words, each with 8 to 128 tokens to generate."""
-    sizes = random.Random(n)
-    return [(words(sizes.randint(10, 400), seed), sizes.randint(8, 128)) for seed in range(n)]

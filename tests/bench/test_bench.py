@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import math
-import os
 import sys
 
 import pytest
@@ -16,11 +15,12 @@ from hypothesis import strategies as st
 from websockets.frames import Opcode
 
 from bench import __main__ as bench_main
-from bench import copying, frontier, pressure, scenarios, sides, storm, workload
+from bench import frontier, idle, sides, storm, wire, workload
 from bench.conversations import CONVERSATIONS, SSE, UNIX_SOCKET, WEBSOCKET, ServerSentEvents
 from bench.load import connected
 from bench.processes import daemon, trace_of
 from bench.report import spread
+from bench.scenarios import PREFIX_TOKENS
 from bench.trace import Stream, Trace
 
 N_TOKENS = 3
@@ -226,18 +226,6 @@ def test_the_chats_questions_are_different_lines():
     assert not any("\n" in question for question in questions)
 
 
-def test_the_mixed_requests_are_the_same_each_time_and_keep_to_their_sizes():
-    asked = workload.mixed(200)
-    assert asked == workload.mixed(200)
-    lengths, tokens = [len(text.split()) for text, _ in asked], [n for _, n in asked]
-    assert min(lengths) >= 10
-    assert max(lengths) <= 400
-    assert min(tokens) >= 8
-    assert max(tokens) <= 128
-    longest = max(len(text.split()) + n for text, n in asked)
-    assert longest < pressure.cells() < sum(len(text.split()) + n for text, n in asked[:32]) / 2
-
-
 # What is told of it.
 
 
@@ -297,22 +285,6 @@ def test_every_other_round_goes_backwards_and_what_is_not_there_is_left_out():
     assert "".join(order) == "abbaab"
 
 
-def test_without_llama_server_only_the_daemon_is_measured_and_the_report_says_so(monkeypatch):
-    monkeypatch.delenv("LLAMA_SERVER", raising=False)
-    assert sides.theirs(lambda at: at) is None
-    monkeypatch.setattr(copying, "ours", lambda measure, **settings: lambda: 50.0 if settings else 100.0)
-    report = copying.report(1)
-    assert "200.0% (200.0% to 200.0%)" in report
-    assert "llama-server: not measured, LLAMA_SERVER is not set." in report
-
-
-def test_no_whole_answer_at_all_is_told_as_dashes(monkeypatch):
-    monkeypatch.setattr(pressure, "trace_of", lambda *_: Trace([], 0.0))
-    found = pressure._measure(1, sides.Served("", os.getpid()))
-    assert (found.whole, math.isnan(found.rate)) == (0, True)
-    assert pressure._row([found])[:4] == ["0 (0 to 0)", "200 (200 to 200)", "-", "-"]
-
-
 def test_a_spread_is_the_median_with_its_ends():
     assert spread([3.0, 1.0, 200.0]) == "3.0 (1.0 to 200)"
     assert spread([1.0, math.nan]) == "-"
@@ -321,53 +293,39 @@ def test_a_spread_is_the_median_with_its_ends():
 # The process.
 
 
-def test_every_measurement_beside_llama_server_has_its_scenario():
-    assert set(scenarios.SCENARIOS) == {*bench_main.BESIDE, "growing"}
-
-
-def test_more_clients_than_sequences_raise_the_sequences_for_all_sides(monkeypatch, capsys):
-    monkeypatch.setenv("UMA_PARALLEL", "16")
-    seen = []
-    monkeypatch.setattr(
-        bench_main.decode, "report", lambda clients, *_: seen.append(os.environ.get("UMA_PARALLEL")) or ""
-    )
-    assert bench_main.main(["--only", "decode", "--clients", "4", "32"]) == 0
-    monkeypatch.setenv("UMA_PARALLEL", "16")
-    assert bench_main.main(["--only", "decode", "--clients", "16"]) == 0
-    assert seen == ["32", "16"]
-    assert "parallel 32" in capsys.readouterr().out
-
-
 def test_a_picture_that_cant_be_written_is_refused_before_anything_is_measured(tmp_path, capsys):
     with pytest.raises(SystemExit):
         bench_main.main(["--only", "storm", "--picture", str(tmp_path / "no" / "x.png")])
     assert "--picture: expected a file in a folder that exists" in capsys.readouterr().err
 
 
-def test_the_scenarios_have_all_their_answers_from_a_daemon_behind_whose_wire_is_a_stand_in():
+def test_clients_that_share_a_prefix_have_all_their_answers_from_a_daemon_behind_whose_wire_is_a_stand_in():
     with daemon("bench.standin") as at:
-        answered = {
-            "short": len(trace_of("bench.scenarios", "short", at.http).streams),
-            "prefixes": len(trace_of("bench.scenarios", "prefixes", at.http, 150, 16).streams),
-            "copying": len(trace_of("bench.scenarios", "copying", at.http).streams),
-            "pressure": pressure._measure(2, at).whole,
-        }
-    assert answered == {"short": 30, "prefixes": 16, "copying": 1, "pressure": 200}
+        streams = trace_of("bench.scenarios", "prefixes", at.http, 150, 16).streams
+    assert [len(stream.tokens) for stream in streams] == [PREFIX_TOKENS] * 16
 
 
-def test_the_pressures_clients_go_on_after_a_failure(capfd):
-    async def main():
-        async with await answering() as server:
-            address = address_of(server)
-            asked = (ServerSentEvents("Hello", N_TOKENS) for _ in range(3))
-            assert await scenarios._ask_on(address, asked) == []
+def test_without_llama_server_only_the_daemon_is_measured_and_the_report_says_so(monkeypatch, capsys, tmp_path):
+    monkeypatch.delenv("LLAMA_SERVER", raising=False)
+    assert sides.theirs(lambda at: at) is None
+    measured = storm.Found(storm.Gaps(1, 2, 3), storm.Gaps(4, 5, 6), 7.0, 8.0, 9.0)
+    monkeypatch.setattr(storm, "ours", lambda measure, **settings: lambda: measured)
+    assert bench_main.main(["--only", "storm", "--repeats", "1", "--picture", str(tmp_path / "x.png")]) == 0
+    said = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in said.splitlines() if line.startswith("| umas")]
+    assert rows[0] == ["umaserve, target 30 ms", "1.0", "2.0", "3.0", "4.0", "5.0", "6.0"]
+    assert len(rows) == 2 + len(storm.TARGETS_MS)
+    assert "llama-server: not measured, LLAMA_SERVER is not set." in said
 
-    asyncio.run(main())
-    assert capfd.readouterr().err.count("a request failed: ") == 3
 
-
-def test_two_classes_put_every_other_request_in_the_background():
-    asked = [scenarios._of_class(i % 2, "Hello", 8) for i in range(3)]
-    assert [type(conversation) for conversation in asked[::2]] == [ServerSentEvents] * 2
-    asked[1].receive(HEADS[WEBSOCKET])
-    assert b'"priority":"background"' in asked[1].outbox
+def test_the_wire_and_idle_connections_are_measured(monkeypatch, capsys):
+    monkeypatch.setattr(wire, "_TOKENS", 40)
+    monkeypatch.setattr(idle, "_CONNECTIONS", 20)
+    assert bench_main.main(["--only", "wire", "--clients", "1", "--repeats", "1"]) == 0
+    assert bench_main.main(["--only", "idle"]) == 0
+    said = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in said.splitlines() if line.startswith("|")]
+    assert [row[1] for row in rows if row[0] == "1"] == [*CONVERSATIONS]
+    assert all(float(cell.replace(",", "")) >= 0 for row in rows if row[0] == "1" for cell in row[2:])
+    (idle_row,) = [row for row in rows if row[0] == "20"]
+    assert float(idle_row[1]) > 0

@@ -1,23 +1,20 @@
-"""The matrix of loads: its rows, its goals, its picture, and the conversations that grow."""
+"""The matrix of loads: its rows, its goals, and the conversations that grow."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from bench import matrix
-from bench.heat_map import draw
 from bench.llama_server import LAYOUTS
 from bench.loads import Load
 from bench.matrix import GOALS, TALK_GOALS
 from bench.processes import daemon, trace_of
 from bench.sides import OURS
-from bench.time_limit import OutOfTime, time_limit
 from bench.trace import Measures, Stream, Trace, measures
 
 MEASURED = Measures(100.0, 100.0, 500.0, 500.0, 500.0, 20.0, 20.0, 20.0, 0.1, 10.0)
@@ -90,13 +87,6 @@ def test_of_conversations_only_later_turns_count_for_the_first_token():
     assert measures(Trace(streams, 0.0), later=True).ttft_max == 500
 
 
-def test_the_picture_shows_what_was_measured(tmp_path: Path):
-    pytest.importorskip("matplotlib")
-    grid = {("24 words", "1"): 1.2, ("24 words", "8"): 0.8, ("300 words", "1"): math.nan, ("300 words", "8"): 2.5}
-    assert draw({"one": grid, "other": grid}, tmp_path / "matrix.png") == "Drawn in matrix.png.\n"
-    assert (tmp_path / "matrix.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_without_llama_server_it_says_what_to_do(monkeypatch, capsys):
     monkeypatch.delenv("LLAMA_SERVER", raising=False)
     with pytest.raises(SystemExit) as ended:
@@ -112,26 +102,7 @@ def test_every_way_to_run_llama_server_can_be_chosen(capsys):
     assert all(name in said for name in LAYOUTS)
 
 
-def test_what_was_measured_in_time_is_shown_and_what_was_not_is_named(monkeypatch, capsys, tmp_path):
-    def measured_(model, loads, binary, layouts, repeats):
-        for load in loads:
-            if load.clients == 64 and load.words == 300:
-                signal.raise_signal(signal.SIGALRM)
-            yield load, {OURS: measured(whole_rate=120.0, observer_cores=0.5), "-np N": MEASURED}
-
-    monkeypatch.setenv("LLAMA_SERVER", sys.executable)
-    monkeypatch.setattr(matrix, "_measured", measured_)
-    sizes = ["--clients", "16", "64", "1", "--words", "24", "300", "--tokens", "32", "--no-talks"]
-    assert matrix.main([*sizes, "--limit", "3600", "--picture", str(tmp_path / "x.png")]) == 0
-    said = capsys.readouterr()
-    (_, _, *rows) = [line.split() for line in said.out.split("umaserve's gaps")[0].splitlines() if line.startswith("|")]
-    assert [(row[1], row[3]) for row in rows] == [("16", "24"), ("16", "300"), ("64", "24")]
-    assert "Left out: 64 x 300 words, 32 tokens; 1 x 24 words, 32 tokens; 1 x 300 words, 32 tokens." in said.out
-    assert "The load generator took at most 0.50 of a core." in said.out
-    assert "3600 s are over" in said.err
-
-
-def test_what_was_measured_before_a_server_failed_is_shown(monkeypatch, capsys, tmp_path):
+def test_what_was_measured_before_a_server_failed_is_shown(monkeypatch, capsys):
     def measured_(model, loads, binary, layouts, repeats):
         yield loads[0], {OURS: measured(whole_rate=120.0), "-np N": MEASURED}
         raise RuntimeError("llama-server ended")
@@ -139,23 +110,12 @@ def test_what_was_measured_before_a_server_failed_is_shown(monkeypatch, capsys, 
     monkeypatch.setenv("LLAMA_SERVER", sys.executable)
     monkeypatch.setattr(matrix, "_measured", measured_)
     with pytest.raises(SystemExit) as ended:
-        matrix.main(["--clients", "1", "2", "--picture", str(tmp_path / "x.png")])
+        matrix.main(["--clients", "1", "2"])
     assert ended.value.code == 1
     said = capsys.readouterr()
     assert "1.20" in said.out
     assert "Left out: 1 x 24 words, 128 tokens; 1 x 300 words" in said.out
     assert "llama-server ended" in said.err
-
-
-def test_nothing_is_stopped_where_there_is_no_limit():
-    with time_limit(0):
-        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
-def test_what_runs_when_the_time_is_over_is_stopped():
-    with pytest.raises(OutOfTime), time_limit(0.01):
-        signal.pause()
-    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
 
 
 def test_conversations_grow_on_a_daemon_behind_whose_wire_is_a_stand_in():

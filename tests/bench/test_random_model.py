@@ -94,14 +94,6 @@ def test_equal_arguments_write_equal_files(tmp_path: Path):
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
-def test_a_tokenizer_without_a_model_serves_as_well_as_the_model(tmp_path: Path):
-    random_model.write_tokenizer(tmp_path / "tokenizer")
-    assert (tmp_path / "tokenizer").stat().st_size < 4 << 20
-    random_model.write(tmp_path / "one", SMALL)
-    random_model.write(tmp_path / "two", SMALL, tokenizer=str(tmp_path / "tokenizer"))
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-
-
 def test_embeddings_that_would_be_most_of_a_small_model_are_the_outputs_too():
     assert Shape(VOCABULARY, 128, 2, 64, tied=True).parameters < SMALL < 2 * VOCABULARY * 128
     assert shape_of(SMALL, 64, VOCABULARY).tied

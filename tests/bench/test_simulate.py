@@ -1,10 +1,9 @@
-"""The simulator loses nobody and nothing, shows what policies are for, and reads and fits its boxes."""
+"""The simulator loses nobody and nothing, shows what policies are for, and reads its boxes."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import random
 import sys
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 
 from bench import simulate
 from bench.box import Box
-from bench.fit import Measured, fit, residual
 from bench.simulator import POLICIES, Job, Load, Run, Simulation, jobs, most_rate
 from umaserve.core.errors import ConfigError
 from umaserve.core.requests import Priority
@@ -106,30 +104,6 @@ def test_a_session_that_never_fits_is_refused_beforehand():
 
 
 # Boxes.
-
-
-def shapes() -> list[tuple[int, int, int]]:
-    return [shape for shape in itertools.product((0, 1, 4, 16), (0, 8, 64), (0, 2000, 8000)) if shape[0] + shape[1]]
-
-
-@pytest.mark.parametrize(
-    "true",
-    [
-        pytest.param(Cost(0.003, 0.007, 0.004, 0.0002), id="slow cores"),
-        pytest.param(Cost(0.010, 0.0005, 0.0002, 0.0), id="attention for nothing"),
-        pytest.param(Cost(0.0, 0.002, 0.001, 0.00001), id="no fixed cost"),
-        pytest.param(Cost(0.006, 0.0015, 0.0015, 0.0, 0.008), id="a dear second row"),
-    ],
-)
-def test_a_known_cost_is_recovered(true: Cost):
-    exact = [Measured(*shape, true.seconds(*shape)) for shape in shapes()]
-    assert dataclasses.astuple(fit(exact)) == pytest.approx(dataclasses.astuple(true), abs=1e-9)
-    assert residual(true, exact) == (0.0, 0.0)
-    dice = random.Random(1)
-    noisy = [dataclasses.replace(one, seconds=one.seconds * dice.uniform(0.95, 1.05)) for one in exact]
-    found = fit(noisy)
-    assert min(dataclasses.astuple(found)) >= 0
-    assert 0 < residual(found, exact)[1] < 0.05
 
 
 def good() -> dict[str, object]:

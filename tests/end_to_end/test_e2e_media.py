@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from tiny_qwen3_voices import write_qwen3_voice
 from tiny_voices import write_voice
 
-from bench import standin_projectors as projectors
+import standin_projectors as projectors
 
 GREEDY = {"max_new_tokens": 4, "temperature": 0}
 

@@ -23,7 +23,7 @@ from chat_wire import ask
 from daemon import ANSWER_S, Daemon
 from engine_processes import engine_of, engines
 
-from bench import standin_projectors as projectors
+import standin_projectors as projectors
 from umaserve.commands.barriers import of_daemon
 from umaserve.settings.model_files import default_model
 

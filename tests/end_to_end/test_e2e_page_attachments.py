@@ -12,7 +12,7 @@ import pytest
 from browser import BROWSER, DRIVER, MISSING, Browser
 from daemon import Daemon
 
-from bench import standin_projectors as projectors
+import standin_projectors as projectors
 
 pytestmark = pytest.mark.skipif(DRIVER is None or BROWSER is None, reason=MISSING)
 

@@ -11,7 +11,7 @@ from browser import BROWSER, DRIVER, MISSING, Browser
 from daemon import Daemon
 from selenium.webdriver import ActionChains, Keys
 
-from bench import standin_projectors as projectors
+import standin_projectors as projectors
 from umaserve.settings.model_files import default_model
 from umaserve.speech.load import load
 

@@ -13,7 +13,7 @@ import pytest
 from daemon import Daemon
 from program import Program
 
-from bench import standin_projectors as projectors
+import standin_projectors as projectors
 from umaserve.core.requests import Sound
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.transcription import transcription

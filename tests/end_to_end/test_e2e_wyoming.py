@@ -31,7 +31,7 @@ from wyoming.tts import (
     SynthesizeVoice,
 )
 
-from bench import standin_projectors as projectors
+import standin_projectors as projectors
 
 pytest.importorskip("hibari", reason="hibari-tts is not installed")
 pytest.importorskip("soxr", reason="no media packages are installed (umaserve[media])")

@@ -16,7 +16,7 @@ import PIL.Image
 import pytest
 from llama_cpp import mtmd_cpp
 
-from bench import standin_projectors as projectors
+import standin_projectors as projectors
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.queries import Detokenize
 from umaserve.core.requests import Attachment, Audio, ChatTurn, Generate, Image, Media, Sound, Video

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tiny_models import WIDTH, Value, tiny_model
 
-from bench.standin_projectors import (
+from standin_projectors import (
     TINY,
     TINY_PATCHES,
     File,

@@ -22,7 +22,7 @@ import media_files
 import pytest
 from daemon import Daemon
 
-from bench import standin_projectors as projectors
+import standin_projectors as projectors
 from umaserve.core.errors import ConfigError
 from umaserve.settings.daemon import Config
 from umaserve.settings.relay import SETTINGS as RELAY_SETTINGS

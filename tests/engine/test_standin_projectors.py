@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from llama_cpp import mtmd_cpp
 
-from bench import standin_projectors as projectors
+import standin_projectors as projectors
 from umaserve.engine.llama.model import Model, find
 from umaserve.settings.daemon import Config
 

@@ -1,6 +1,4 @@
-"""Multimodal projectors of random weights, so that llama.cpp's own loading, slicing and encoding runs.
-
-Tiny ones for the tests, and one as large as a real one for the benchmark.
+"""Tiny multimodal projectors of random weights, so that llama.cpp's own loading, slicing and encoding runs.
 
 All but M-RoPE's go with the default model, unless their shape names another width. What each kind of projector must
 hold is said by ``clip.cpp``.
@@ -41,7 +39,6 @@ class Shape:
     image: int
     patch: int
     merged: int
-    weights: DTypeLike = np.float32
     text: int = TEXT_WIDTH
 
     @property
@@ -52,8 +49,6 @@ class Shape:
 TINY = Shape(width=32, hidden=64, heads=2, layers=2, image=64, patch=16, merged=2)
 TINY_PATCHES = replace(TINY, patch=8)
 TINY_MROPE = replace(TINY_PATCHES, text=MROPE_WIDTH)
-SMOLVLM = Shape(width=768, hidden=3072, heads=12, layers=12, image=512, patch=16, merged=4, weights=np.float16)
-"""SmolVLM-256M's: 93 million weights; each slice of 512 by 512 pixels makes 64 tokens."""
 
 
 class File:
@@ -82,7 +77,7 @@ class File:
             self.bias(f"{name}.bias", width)
 
     def linear(self, name: str, outputs: int, inputs: int, *, bias: bool = True) -> None:
-        self.weight(f"{name}.weight", outputs, inputs, dtype=self.shape.weights)
+        self.weight(f"{name}.weight", outputs, inputs)
         if bias:
             self.bias(f"{name}.bias", outputs)
 
