@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-
-import orjson
 
 from umaserve.core.errors import ConfigError, RequestError
 from umaserve.sessions.cost_model import Cost
@@ -50,11 +48,6 @@ class Box:
         if capacity["slots"] > capacity["batch_tokens"]:
             raise out_of_range("box.slots", "at most batch_tokens", capacity["slots"])
         return cls(cost, note=note, **capacity)
-
-    def dump(self) -> bytes:
-        """The JSON that ``load`` reads."""
-        values = {"note": self.note, **asdict(self.cost), **{name: getattr(self, name) for name in _CAPACITY}}
-        return orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
 def _number(fields: Fields, name: str) -> float:
