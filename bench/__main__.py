@@ -69,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"clients at once, for wire (default: {' '.join(map(str, WIRE_CLIENTS))})",
     )
-    parser.add_argument("--repeats", type=_at_least_1, default=3, metavar="N", help="of each run (default: %(default)s)")
+    parser.add_argument(
+        "--repeats", type=_at_least_1, default=3, metavar="N", help="of each run (default: %(default)s)"
+    )
     parser.add_argument(
         "--picture",
         type=Path,

@@ -226,7 +226,7 @@ def _bytes(sizes: tuple[int, ...], kind: Kind) -> int:
 def _template(kind: Kind, inputs: int) -> Bytes:
     """Blocks of random weights, so large that what goes in comes out about as large."""
     random = np.random.default_rng(inputs)
-    deviation = inputs**-0.5
+    deviation: float = inputs**-0.5
     if kind.type == GGMLQuantizationType.F16:
         weights = random.standard_normal(_TEMPLATE_BLOCKS * _BLOCK, np.float32) * deviation
         return weights.astype(np.float16).view(np.uint8)

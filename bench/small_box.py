@@ -20,9 +20,10 @@ def main() -> int:
         own = resident_bytes()
         return max(0, total - sum(max(0, resident_bytes([pid]) - 2 * own) for pid in with_children(os.getpid())[1:]))
 
-    of_the_box = {"available_bytes": available_bytes, "mapped_bytes": lambda _pids: 0}
-    times = {"MIN_STAY_S": 0.5, "MIN_PATIENCE_S": 2.0}
-    with mock.patch.multiple(registry, **of_the_box), mock.patch.multiple(residency, **times):
+    with (
+        mock.patch.multiple(registry, available_bytes=available_bytes, mapped_bytes=lambda _pids: 0),
+        mock.patch.multiple(residency, MIN_STAY_S=0.5, MIN_PATIENCE_S=2.0),
+    ):
         return cli.main(sys.argv[1:])
 
 

@@ -20,14 +20,13 @@ import numpy as np
 import openai
 import PIL.Image
 import pytest
+import standin_projectors as projectors
 from chat_wire import Message, ask, chat_streaming, failure, open_chat, samples_of, with_voice
 from daemon import Daemon
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_qwen3_voices import write_qwen3_voice
 from tiny_voices import write_voice
-
-import standin_projectors as projectors
 
 GREEDY = {"max_new_tokens": 4, "temperature": 0}
 

@@ -19,11 +19,11 @@ import httpx
 import media_files
 import PIL.Image
 import pytest
+import standin_projectors as projectors
 from chat_wire import ask
 from daemon import ANSWER_S, Daemon
 from engine_processes import engine_of, engines
 
-import standin_projectors as projectors
 from umaserve.commands.barriers import of_daemon
 from umaserve.settings.model_files import default_model
 

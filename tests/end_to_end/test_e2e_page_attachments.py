@@ -9,10 +9,9 @@ from pathlib import Path
 
 import media_files
 import pytest
+import standin_projectors as projectors
 from browser import BROWSER, DRIVER, MISSING, Browser
 from daemon import Daemon
-
-import standin_projectors as projectors
 
 pytestmark = pytest.mark.skipif(DRIVER is None or BROWSER is None, reason=MISSING)
 

@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterator
 
 import pytest
+import standin_projectors as projectors
 from browser import BROWSER, DRIVER, MISSING, Browser
 from daemon import Daemon
 from selenium.webdriver import ActionChains, Keys
 
-import standin_projectors as projectors
 from umaserve.settings.model_files import default_model
 from umaserve.speech.load import load
 

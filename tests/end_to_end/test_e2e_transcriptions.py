@@ -10,10 +10,10 @@ import httpx
 import media_files
 import openai
 import pytest
+import standin_projectors as projectors
 from daemon import Daemon
 from program import Program
 
-import standin_projectors as projectors
 from umaserve.core.requests import Sound
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.transcription import transcription

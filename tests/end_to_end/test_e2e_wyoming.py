@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import httpx
 import media_files
 import pytest
+import standin_projectors as projectors
 from daemon import ANSWER_S, Daemon
 from wyoming.asr import Transcribe, Transcript
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
@@ -30,8 +31,6 @@ from wyoming.tts import (
     SynthesizeStopped,
     SynthesizeVoice,
 )
-
-import standin_projectors as projectors
 
 pytest.importorskip("hibari", reason="hibari-tts is not installed")
 pytest.importorskip("soxr", reason="no media packages are installed (umaserve[media])")

@@ -14,9 +14,9 @@ import media_files
 import numpy as np
 import PIL.Image
 import pytest
+import standin_projectors as projectors
 from llama_cpp import mtmd_cpp
 
-import standin_projectors as projectors
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.queries import Detokenize
 from umaserve.core.requests import Attachment, Audio, ChatTurn, Generate, Image, Media, Sound, Video

@@ -12,9 +12,9 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
+import standin_projectors as projectors
 from llama_cpp import mtmd_cpp
 
-import standin_projectors as projectors
 from umaserve.engine.llama.model import Model, find
 from umaserve.settings.daemon import Config
 

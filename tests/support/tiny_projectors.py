@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tiny_models import WIDTH, Value, tiny_model
-
 from standin_projectors import (
     TINY,
     TINY_PATCHES,
@@ -21,6 +19,7 @@ from standin_projectors import (
     whole,
     writing,
 )
+from tiny_models import WIDTH, Value, tiny_model
 
 BUCKETS = 70
 """A side of MiniCPM-V's learned positions."""

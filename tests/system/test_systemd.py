@@ -20,9 +20,9 @@ from pathlib import Path
 import httpx
 import media_files
 import pytest
+import standin_projectors as projectors
 from daemon import Daemon
 
-import standin_projectors as projectors
 from umaserve.core.errors import ConfigError
 from umaserve.settings.daemon import Config
 from umaserve.settings.relay import SETTINGS as RELAY_SETTINGS
