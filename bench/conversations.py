@@ -123,9 +123,9 @@ class ServerSentEvents:
         )
         self.ended = False
         self.answer = ""
-        """Its text so far."""
+        """Text so far."""
         self.prompt_tokens = 0
-        """As the server counts them, once it has said so at the end."""
+        """Count by the server, once it has said so at the end."""
         self._n_tokens = n_tokens
         self._counted = self._generated = 0
         self._buffer = bytearray()

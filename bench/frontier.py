@@ -8,7 +8,7 @@ from pathlib import Path
 
 _MARKERS = "os"
 _LABELS = (("left", 5, (-10, -10)), ("right", -5, (5, -10)))
-"""Of the labels of each line: the side of their points, how far to the right, how far up for even and odd ones."""
+"""Places of each line's labels: the side of their points, how far to the right, how far up for even and odd ones."""
 
 
 @dataclass(frozen=True, slots=True)

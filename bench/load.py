@@ -22,7 +22,7 @@ class Asking(asyncio.Protocol):
     """One client on its connection: asks, notes when each token comes, and may ask again when it has its answer."""
 
     stream: Stream
-    """Of the latest answer, so far."""
+    """Stream of the latest answer, so far."""
 
     def __init__(self) -> None:
         self._conversation: Conversation

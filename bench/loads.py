@@ -46,7 +46,7 @@ class Load:
         return replace(found, tick_ms=float(Client(at.socket).metrics()["decode_ms_ewma"])) if at.socket else found
 
     def measure_bare(self, model: str, round_: int) -> Measures:
-        """The same prompts and KV cells as umaserve's, in a bare llama.cpp loop. One turn only."""
+        """Run umaserve's prompts with its KV cells in a bare llama.cpp loop. One turn only."""
         numbers = self.clients, self.tokens, self.words, round_
         return measures(trace_of("bench.bare", *numbers, **_ours(model, [self])))
 

@@ -51,7 +51,7 @@ class Goal:
     least: float = 0.0
     most: float = math.inf
     or_below: float = -math.inf
-    """Of the measure itself: good enough, whatever the ratio."""
+    """Value of the measure itself that is good enough, whatever the ratio."""
 
 
 TALK_GOALS = (
@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _kept(file: Path | None, model: str, loads: Sequence[Load]) -> dict[Load, Found]:
-    """Those of ``loads`` that an earlier run has measured."""
+    """What an earlier run has measured of ``loads``."""
     if file is None or not file.exists():
         return {}
     rows = [orjson.loads(line) for line in file.read_bytes().splitlines()]

@@ -37,16 +37,16 @@ has in the same round. Each run has new processes, warmed up; every other round 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of the loads."""
+    """Sizes of the loads."""
 
     prompts: int = 8
     words: int = 1500
-    """Of each prompt; as many tokens of the default model."""
+    """Length of each prompt; as many tokens of the default model."""
     stream_tokens: int = 128
     streams: int = 8
-    """Of each model."""
+    """Streams of each model."""
     tokens: int = 64
-    """Of each of these."""
+    """Tokens of each of these."""
 
 
 QUICK = Sizes(prompts=2, words=60, streams=2, tokens=8)
@@ -54,7 +54,7 @@ QUICK = Sizes(prompts=2, words=60, streams=2, tokens=8)
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """Of one run: the first model's stream while the other model's prompts are computed."""
+    """What one run shows: the first model's stream while the other model's prompts are computed."""
 
     gaps: Gaps
     seconds: float
@@ -65,7 +65,7 @@ class Storm:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Of one run, in ms: how long the first answer of a model that was not loaded takes to begin."""
+    """What one run shows, in ms: how long the first answer of a model that was not loaded takes to begin."""
 
     first_token: float
     loaded: float
@@ -76,12 +76,12 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Of one run: a stream of the first model, alone and while the other one is loaded."""
+    """What one run shows: a stream of the first model, alone and while the other one is loaded."""
 
     alone: Gaps
     loading: Gaps
     first_token: float
-    """Of the other model, in ms."""
+    """Time to the other model's, in ms."""
 
 
 def storm(trace: Trace) -> Storm:
@@ -118,7 +118,7 @@ def beside(trace: Trace) -> Beside:
 
 
 def _from(tokens: Sequence[float], begin: float) -> Sequence[float]:
-    """Those since ``begin``, with the one before: the gap that it falls into is the first."""
+    """Tokens since ``begin``, with the one before: the gap that it falls into is the first."""
     before = sum(token < begin for token in tokens)
     return tokens[max(before - 1, 0) :]
 

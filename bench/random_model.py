@@ -174,7 +174,7 @@ def _quantize(plain: Path, path: Path, to: LlamaFileType) -> None:
 
 
 def size_label(parameters: int) -> str:
-    """As in the names of models: 135M, 1.5B."""
+    """Write a size as names of models have it: 135M, 1.5B."""
     scale, unit = (1e9, "B") if parameters >= 1e9 else (1e6, "M")
     return f"{parameters / scale:.3g}{unit}"
 

@@ -50,7 +50,7 @@ async def _ask(address: str, clients: int, times: int) -> tuple[list[float], flo
 
 
 async def _direct_and_relayed(relay: str, requests: int) -> list[list[str]]:
-    """Of a backend, of a relay whose worker is a stand-in, and of another one with a real worker at that backend."""
+    """Rows of a backend, a relay whose worker is a stand-in, and another one with a real worker at that backend."""
     backend = free_address()
     host, port = backend.rsplit(":", 1)
     server = await asyncio.get_running_loop().create_server(Backend, host, int(port))

@@ -32,7 +32,7 @@ class Worker(asyncio.Protocol):
         self._received = bytearray()
         self._upgraded = False
         self._streams: deque[tuple[bytes, bytes, int]] = deque()
-        """Of each, the frame of a chunk, that of the end, and how many chunks are left."""
+        """For each, the frame of a chunk, that of the end, and how many chunks are left."""
         self._may_write = True
         self._scheduled = False
 

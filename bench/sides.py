@@ -24,7 +24,7 @@ def ours(measure: Measure[T], **settings: str) -> Run[T]:
 
 
 def theirs(measure: Measure[T], **settings: str) -> Run[T] | None:
-    """Of llama-server, its settings named as the daemon's variables; None where it is not there."""
+    """What ``measure`` finds of llama-server, its settings named as the daemon's variables; None without one."""
     binary = llama_server.binary()
     if binary is None:
         return None

@@ -36,7 +36,7 @@ class Point:
     """One policy under one load: rates in sessions a second, times in seconds, NaN where there is nothing."""
 
     load: float
-    """Of what the box could carry."""
+    """Share of what the box could carry."""
     policy: str
     offered: float
     goodput: float

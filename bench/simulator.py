@@ -57,7 +57,7 @@ class Job:
     """KV cells filled."""
     generated: int = 0
     cells: int = 0
-    """Those promised to it while it has a slot."""
+    """Cells promised to it while it has a slot."""
     first_token_at: float = math.nan
     last_token_at: float = math.nan
     refused: bool = False
@@ -323,7 +323,7 @@ class Simulation:
             )
 
     def _show(self, job: Job) -> None:
-        """As a prompt, with what has to be computed before its next token."""
+        """Show it as a prompt, with what has to be computed before its next token."""
         self._prompts[job.id] = Prompt(
             id=job.id,
             remaining=job.length - job.computed,

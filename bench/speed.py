@@ -30,7 +30,7 @@ from umaserve.settings.daemon import SETTINGS
 from umaserve.system.cores import instructions, processor, usable_cores
 
 WHOLE_S = 570.0
-"""Of the measurements: the last pair of a cell may take longer than planned."""
+"""Seconds for the measurements: the last pair of a cell may take longer than planned."""
 QUIET_CORES = 0.1
 """What other programs may use."""
 

@@ -48,7 +48,7 @@ class Plan:
 
     loads: Sequence[Load]
     second: Sequence[Load]
-    """Of the second model."""
+    """Loads of the second model."""
     talk: Load
     shared_words: int
     shared_by: int

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import orjson
 
 LEAST_SPREAD = 0.05
-"""Of a ratio: two pairs may agree by chance."""
+"""Least spread of a ratio: two pairs may agree by chance."""
 
 
 class Ratio(NamedTuple):

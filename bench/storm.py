@@ -54,7 +54,7 @@ class Gaps:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Of one run. Rates are those of the storm, each second."""
+    """What one run shows. Rates are those of the storm, each second."""
 
     alone: Gaps
     storm: Gaps

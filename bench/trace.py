@@ -19,7 +19,7 @@ class Stream:
     tokens: list[float]
     """The arrival of each token."""
     prompt_tokens: int = 0
-    """As the server counted them; 0 where nobody asked it."""
+    """Count by the server; 0 where nobody asked it."""
     turn: int = 0
     """How many turns of the same conversation were before."""
 
@@ -58,7 +58,7 @@ class Measures:
     gap_max: float
     observer_cores: float
     tick_ms: float = math.nan
-    """Of umaserve: what its last ticks took, by its own metrics: decode and sampling."""
+    """What umaserve's last ticks took, by its own metrics: decode and sampling."""
 
 
 def measures(trace: Trace, *, later: bool = False) -> Measures:

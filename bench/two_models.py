@@ -135,7 +135,7 @@ def _one(files: Files) -> AbstractContextManager[Served]:
 
 
 def _daemon(model: str) -> AbstractContextManager[Served]:
-    """It has one model, whatever the name in a request."""
+    """Run a daemon with one model, whatever the name in a request."""
     return daemon("umaserve", UMA_MODEL=model, **_SETTINGS)
 
 

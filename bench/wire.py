@@ -10,7 +10,7 @@ from bench.report import number, progress, table
 from bench.trace import Measures, measures, medians
 
 _TOKENS = 1000
-"""Of each stream. Not more: a message of WebSocket's grows with what came before it."""
+"""Tokens of each stream. Not more: a message of WebSocket's grows with what came before it."""
 
 _NOTES = f"""\
 The real server runs with a stand-in for the engine: its ticks take no time and give every stream a token; each stream

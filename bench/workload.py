@@ -23,7 +23,7 @@ def prompts(n: int) -> list[str]:
 
 
 def warm_up_prompts(n: int) -> list[str]:
-    """As many others: a server that reuses prefixes must gain nothing from the warm-up."""
+    """Make as many others: a server that reuses prefixes must gain nothing from the warm-up."""
     return [f"{i} {prompt}" for i, prompt in enumerate(prompts(n))]
 
 
@@ -63,7 +63,7 @@ def endless_prompts(n_words: int) -> Iterator[str]:
 
 
 def prefixed(n_words: int, texts: list[str]) -> list[str]:
-    """The same ``n_words`` before each text."""
+    """Put the same ``n_words`` before each text."""
     return [f"{words(n_words, n_words)}\n\n{text}" for text in texts]
 
 
