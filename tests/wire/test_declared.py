@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -131,6 +132,8 @@ def test_an_inner_field_is_named_by_its_path() -> None:
 def test_a_view_reads_the_same_object_by_other_declarations() -> None:
     assert Paint.view(Fields({"share": 1}, "x.")).share == 1
     assert error(lambda: Paint.view(Fields({"share": 2}, "x.")).share).startswith("x.share: ")
+    pot = paint(model="ninebytes")
+    assert Base.view(pot) is pot, "which may declare a field in another way"
 
 
 def test_all_names_are_those_in_json() -> None:
@@ -176,6 +179,21 @@ def test_the_schema_says_what_is_read() -> None:
         "pots": POTS,
         "lids": POTS,
     }
+
+
+def test_inherited_fields_may_have_other_defaults() -> None:
+    class Gloss(Paint, defaults=SimpleNamespace(share=0.75, model="of no default")):
+        dry = switch(True)
+        coats = optional(whole(1), default=2)
+
+    components = Components()
+    properties = components.rendered(Gloss.schema())["properties"]
+    assert "Paint" not in components.schemas
+    assert properties.keys() == Gloss.field_names() == Paint.field_names() | {"coats"}
+    defaults = {name: described["default"] for name, described in properties.items() if "default" in described}
+    assert defaults == {"share": 0.75, "dry": True, "coats": 2}
+    assert (Gloss({}).dry, Gloss({"share": 0.25}).share) == (True, 0.25)
+    assert Paint.share.default == 0.5, "of the class itself, as before"
 
 
 def test_null_is_added_to_whatever_a_kind_is() -> None:

@@ -13,6 +13,7 @@ as JSON Schema (draft 2020-12)::
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast, overload
@@ -81,6 +82,12 @@ class Field(Generic[T_co]):
             return cast("T_co", self.absent)
         return self.kind.read(value, given.name(self.key))
 
+    def with_default(self, default: object) -> Self:
+        """The same field with another default, if it has one."""
+        made = copy.copy(self)
+        made.default = None if self.default is None else default
+        return made
+
     @property
     def schema(self) -> Schema:
         """The field's schema, with what it means."""
@@ -98,23 +105,32 @@ class Declared(Fields):
 
     The class's docstring is the schema's description, and its name that of the component, but for a name that begins
     with an underscore: such a schema is written where it is used. ``closed``: other fields are refused. ``also``: what
-    else the schema has.
+    else the schema has. ``defaults``: an object with other defaults of inherited fields, by their attributes' names;
+    they are then in this schema itself.
     """
 
     declared: ClassVar[dict[str, Field[Any]]] = {}
-    """The fields by their names in JSON, without those of the classes that it extends."""
+    """The fields by their names in JSON, without those of the classes that it extends by reference."""
     also: ClassVar[Schema] = {}
+    _bases: ClassVar[list[type[Declared]]] = []
 
-    def __init_subclass__(cls, *, closed: bool = False, also: Schema | None = None) -> None:
+    def __init_subclass__(
+        cls, *, closed: bool = False, also: Schema | None = None, defaults: object | None = None
+    ) -> None:
         taken = [name for name, value in vars(cls).items() if isinstance(value, Field) and name in _TAKEN]
         assert not taken, f"{cls.__name__}: {taken} need an underscore at the end"
-        cls.declared = {value.key: value for value in vars(cls).values() if isinstance(value, Field)}
+        bases = [base for base in cls.__bases__ if issubclass(base, Declared) and base is not Declared]
+        cls._bases, classes = (bases, [cls]) if defaults is None else ([], [*reversed(cls.__mro__)])
+        fields = {name: field for each in classes for name, field in vars(each).items() if isinstance(field, Field)}
+        cls.declared = {
+            field.key: field.with_default(getattr(defaults, name, field.default)) for name, field in fields.items()
+        }
         cls.also = {**({"additionalProperties": False} if closed else {}), **(also or {})}
 
     @classmethod
     def view(cls, given: Fields) -> Self:
-        """``given``, read by the declarations of this class."""
-        return cls(given.values, given.name(""))
+        """``given``, read by the declarations of this class, or of one that extends it if it is of that one."""
+        return given if isinstance(given, cls) else cls(given.values, given.name(""))
 
     @classmethod
     def field_names(cls) -> frozenset[str]:
@@ -144,9 +160,7 @@ class Declared(Fields):
         """The components that the class extends, and the fields of other classes that it extends."""
         components: list[type[Declared]] = []
         declared: dict[str, Field[Any]] = {}
-        for base in cls.__bases__:
-            if base is Declared or not issubclass(base, Declared):
-                continue
+        for base in cls._bases:
             if not _is_inline(base.__name__):
                 components.append(base)
                 continue
