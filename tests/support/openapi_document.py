@@ -31,9 +31,10 @@ EXAMPLES = [
 
 
 def resolved(value: dict) -> dict:
-    """``value``, or what its reference names."""
+    """``value``, or what its reference names, which null may stand for."""
     if "$ref" not in value:
-        return value
+        ways = [way for way in value.get("oneOf", ()) if way != {"type": "null"}]
+        return resolved(ways[0]) if len(ways) == 1 else value
     found = DOCUMENT
     for part in value["$ref"].removeprefix("#/").split("/"):
         found = found[part]
