@@ -14,8 +14,15 @@ from umaserve.daemon.http.pages import openapi as of_daemon
 from umaserve.relay.http.pages import openapi as of_relay
 
 BEFORE = json.loads(gzip.decompress(Path(__file__).with_name("openapi-0.1.0.json.gz").read_bytes()))
+OLLAMAS = "/paths//api/"
 DIFFERENCES: dict[str, str] = {
     "/info/version": "the version",
+    **{
+        f"{OLLAMAS}{path}/post/requestBody/content/application/json/schema/properties/options": (
+            "Ollama's options have all sampling parameters, as they are read, and those for loading a model"
+        )
+        for path in ("chat", "generate", "embed", "embeddings")
+    },
 }
 """What differs, by the beginning of its place in the document, and why."""
 REWORDED = {

@@ -8,29 +8,25 @@ from umaserve.core.events import ModelInfo
 from umaserve.core.queries import Embed, Embedded
 from umaserve.dialects.ollama.answers import nanoseconds
 from umaserve.dialects.ollama.models import full_name
-from umaserve.dialects.ollama.options import check_load_options, unloads
+from umaserve.dialects.ollama.options import check_load_options
+from umaserve.dialects.ollama.schemas import (
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaLoadOptions,
+)
 from umaserve.dialects.openai.embeddings import shortened
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
-from umaserve.wire.fields import Fields, bad_request, out_of_range, string
-
-MAX_INPUTS = 256
+from umaserve.wire.fields import Fields
 
 
 def parse_embed(fields: Fields, limits: RequestLimits, info: ModelInfo) -> tuple[Embed, int | None]:
     """Parse a body of ``POST /api/embed``; returns also how many numbers of each vector are wanted, if not all. Raises
     ``RequestError``. A prompt's cap applies to all texts together."""
-    _check_options(fields, info)
-    dimensions = fields.integer("dimensions", 1, info.embedding_length)
-    fields.boolean("truncate", False)  # Not used: a text that is too long is refused, never cut.
-    value = fields.values.get("input")
-    if isinstance(value, list):
-        if not 1 <= len(value) <= MAX_INPUTS:
-            raise out_of_range("input", f"1 to {MAX_INPUTS} texts", len(value))
-        texts = tuple(string(item, f"input[{i}]") for i, item in enumerate(value))
-    elif isinstance(value, str):
-        texts = (string(value, "input"),)
-    else:
-        raise bad_request("input", "a string or an array of strings", value)
+    given = OllamaEmbedRequest.view(fields)
+    _check(given, info)
+    dimensions = given.integer("dimensions", 1, info.embedding_length)
+    _ = given.truncate  # Checked only: a text that is too long is refused, never cut.
+    texts = given.input
     check_prompt_bytes(sum(len(text.encode()) for text in texts), limits, "input")
     return Embed(texts), dimensions
 
@@ -49,8 +45,9 @@ def embed_result(answer: Embedded, dimensions: int | None, info: ModelInfo, tota
 
 def parse_embeddings(fields: Fields, limits: RequestLimits, info: ModelInfo) -> Embed:
     """Parse a body of ``POST /api/embeddings``, which has one text; raises ``RequestError``."""
-    _check_options(fields, info)
-    text = string(fields.values.get("prompt"), "prompt")
+    given = OllamaEmbeddingsRequest.view(fields)
+    _check(given, info)
+    text = given.prompt
     check_prompt_bytes(len(text.encode()), limits)
     return Embed((text,))
 
@@ -59,6 +56,7 @@ def embeddings_result(answer: Embedded) -> bytes:
     return orjson.dumps({"embedding": list(answer.vectors[0])})
 
 
-def _check_options(fields: Fields, info: ModelInfo) -> None:
-    check_load_options(fields.object("options") or Fields({}), info)
-    unloads(fields)
+def _check(given: OllamaEmbedRequest | OllamaEmbeddingsRequest, info: ModelInfo) -> None:
+    """Check what is not used."""
+    check_load_options(given.options or OllamaLoadOptions({}), info)
+    _ = given.keep_alive

@@ -13,8 +13,8 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import ListedModel, ModelInfo, ModelState
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.listing import named
-from umaserve.dialects.parameters import MAX_ID_BYTES, json_body
-from umaserve.wire.fields import Fields, string
+from umaserve.dialects.ollama.schemas import NAME, OllamaModelName, OllamaPullRequest, OllamaShowRequest
+from umaserve.dialects.parameters import json_body
 
 LATEST = ":latest"
 """The tag of a name without one."""
@@ -75,10 +75,9 @@ def running(facts: Facts) -> bytes:
 def show(body: bytes, facts: Facts) -> bytes:
     """The answer to a body of ``POST /api/show``; raises ``RequestError``, also for an unknown name. Of a model that
     was never loaded little is known."""
-    fields = json_body(body)
-    name = _name(fields)
-    fields.boolean("verbose", False)
-    model = named(facts, name)
+    given = OllamaShowRequest.view(json_body(body))
+    model = named(facts, _name(given))
+    _ = given.verbose  # Checked only.
     info = model.info
     return orjson.dumps(
         {
@@ -119,12 +118,10 @@ def capabilities(info: ModelInfo) -> list[str]:
 def pull(body: bytes, facts: Facts) -> tuple[bool, bytes]:
     """The answer to a body of ``POST /api/pull``, and whether it is a stream; raises ``RequestError`` for an
     unknown name."""
-    fields = json_body(body)
-    name = _name(fields)
-    fields.boolean("insecure", False)
-    stream = fields.boolean("stream", True)
-    named(facts, name)
-    return stream, orjson.dumps({"status": "success"})
+    given = OllamaPullRequest.view(json_body(body))
+    _ = given.insecure  # Checked only.
+    named(facts, _name(given))
+    return given.stream, orjson.dumps({"status": "success"})
 
 
 def refuse() -> tuple[int, str, bytes]:
@@ -133,11 +130,10 @@ def refuse() -> tuple[int, str, bytes]:
     raise RequestError(Fault.BAD_REQUEST, "request", problem)
 
 
-def _name(fields: Fields) -> str:
+def _name(given: OllamaModelName) -> str:
     """``model``, which older clients call ``name``."""
-    name = fields.string("name", max_bytes=MAX_ID_BYTES)
-    model = fields.values.get("model")
-    return string(name if model is None else model, "model", max_bytes=MAX_ID_BYTES)
+    name = given.name_
+    return given.model or name or NAME.read(None, "model")
 
 
 def _listed(model: ListedModel) -> dict[str, Any]:

@@ -3,203 +3,159 @@
 from __future__ import annotations
 
 from umaserve.dialects.ollama.schemas import (
+    OllamaAboutModel,
     OllamaChatAnswer,
     OllamaChatRequest,
-    OllamaEmbedBody,
-    OllamaEmbeddingsBody,
     OllamaEmbeddingsReply,
+    OllamaEmbeddingsRequest,
     OllamaEmbedReply,
+    OllamaEmbedRequest,
     OllamaError,
     OllamaGenerateAnswer,
     OllamaGenerateRequest,
-    OllamaPsReply,
-    OllamaPullBody,
-    OllamaPullReply,
-    OllamaShowBody,
-    OllamaShowReply,
-    OllamaTagsReply,
-    OllamaVersionReply,
+    OllamaLoadedModels,
+    OllamaModels,
+    OllamaPullRequest,
+    OllamaShowRequest,
+    OllamaStatus,
+    OllamaVersion,
 )
 from umaserve.dialects.reference import CACHE_MISS, Body, Errors, Operation, Parameter, Reference, Reply
-from umaserve.wire.declared import string
+from umaserve.wire.declared import Declared
 
 ERRORS = Errors("Ollama", OllamaError)
+
+_MODEL = "SmolLM2-135M-Instruct.Q4_1"
+_COLOURS = "Name three colours."
+_LINES = (
+    "Each line is a JSON object (x-line). An error that comes when the stream has begun is a line with an OllamaError."
+)
+
+
+def _asks(name: str, summary: str, body: type[Declared], reply: type[Declared], **examples: object) -> Operation:
+    return Operation(name, summary, body=Body(body, examples), replies={"200": Reply("OK", json=reply)})
+
+
+def _tells(name: str, summary: str, reply: type[Declared]) -> Operation:
+    return Operation(name, summary, replies={"200": Reply("OK", json=reply)})
+
+
+def _answers(
+    name: str, summary: str, prompt: str, part: str, body: type[Declared], answer: type[Declared], **examples: object
+) -> Operation:
+    """An operation whose answer is a text. ``prompt``: what it answers; ``part``: the field of a line's text."""
+    about = (
+        f"Fields that are not listed are ignored. A {prompt} that is longer than the context is refused, never cut. A "
+        f"stream in which nothing else comes has a line with an empty {part} every 15 seconds."
+    )
+    reply = Reply(
+        "The whole answer, or its lines.",
+        json=answer,
+        lines=(answer, _LINES),
+        headers={"x-umaserve-cache-miss": CACHE_MISS},
+    )
+    return Operation(name, summary, about, {"200": reply}, Body(body, examples))
+
+
+def _refused(name: str, *parameters: Parameter) -> Operation:
+    about = "Models belong to this daemon's operator: it answers 400."
+    return Operation(name, "Refused", about, parameters=parameters)
+
 
 REFERENCE = Reference(
     "Ollama",
     "As Ollama has them, for its clients.",
     ERRORS,
     {
-        ("GET", "/api/version"): Operation(
-            "ollamaVersion",
-            "The version of Ollama that this API is like",
-            replies={"200": Reply("OK", json=OllamaVersionReply)},
-        ),
-        ("GET", "/api/tags"): Operation(
-            "ollamaTags", "All models, the default one first", replies={"200": Reply("OK", json=OllamaTagsReply)}
-        ),
-        ("GET", "/api/ps"): Operation(
-            "ollamaPs", "The models that are loaded", replies={"200": Reply("OK", json=OllamaPsReply)}
-        ),
-        ("POST", "/api/show"): Operation(
+        ("GET", "/api/version"): _tells("ollamaVersion", "The version of Ollama that this API is like", OllamaVersion),
+        ("GET", "/api/tags"): _tells("ollamaTags", "All models, the default one first", OllamaModels),
+        ("GET", "/api/ps"): _tells("ollamaPs", "The models that are loaded", OllamaLoadedModels),
+        ("POST", "/api/show"): _asks(
             "ollamaShow",
             "About a model; of one that was never loaded, its name",
-            body=Body(OllamaShowBody, {"plain": {"model": "SmolLM2-135M-Instruct.Q4_1"}}),
-            replies={"200": Reply("OK", json=OllamaShowReply)},
+            OllamaShowRequest,
+            OllamaAboutModel,
+            plain={"model": _MODEL},
         ),
-        ("POST", "/api/chat"): Operation(
+        ("POST", "/api/chat"): _answers(
             "ollamaChat",
             "The next message of a conversation",
-            (
-                "Fields that are not listed are ignored. A conversation that is longer than the context is "
-                "refused, never cut. A stream in which nothing else comes has a line with an empty content "
-                "every 15 seconds."
-            ),
-            body=Body(
-                OllamaChatRequest,
-                {
-                    "plain": {
-                        "model": "SmolLM2-135M-Instruct.Q4_1",
-                        "messages": [{"role": "user", "content": "Name three colours."}],
-                        "options": {"num_predict": 16},
-                        "stream": False,
-                    },
-                    "streamed": {
-                        "model": "SmolLM2-135M-Instruct.Q4_1",
-                        "messages": [{"role": "user", "content": "Name three colours."}],
-                        "options": {"num_predict": 16, "temperature": 0.7, "seed": 1},
-                        "logprobs": True,
-                        "top_logprobs": 2,
-                        "stream": True,
-                    },
-                    "json": {
-                        "model": "SmolLM2-135M-Instruct.Q4_1",
-                        "messages": [{"role": "user", "content": "Is the sky blue?"}],
-                        "format": {
-                            "type": "object",
-                            "properties": {"answer": {"enum": ["yes", "no"]}},
-                            "required": ["answer"],
-                            "additionalProperties": False,
-                        },
-                        "options": {"num_predict": 32, "temperature": 0},
-                        "stream": False,
-                    },
-                    "load": {"model": "SmolLM2-135M-Instruct.Q4_1", "stream": False},
-                },
-            ),
-            replies={
-                "200": Reply(
-                    "The whole answer, or its lines.",
-                    json=OllamaChatAnswer,
-                    lines=(
-                        OllamaChatAnswer,
-                        (
-                            "Each line is a JSON object (x-line). An error that comes when the stream has begun is a "
-                            "line with an OllamaError."
-                        ),
-                    ),
-                    headers={"x-umaserve-cache-miss": CACHE_MISS},
-                )
+            "conversation",
+            "content",
+            OllamaChatRequest,
+            OllamaChatAnswer,
+            plain={
+                "model": _MODEL,
+                "messages": [{"role": "user", "content": _COLOURS}],
+                "options": {"num_predict": 16},
+                "stream": False,
             },
+            streamed={
+                "model": _MODEL,
+                "messages": [{"role": "user", "content": _COLOURS}],
+                "options": {"num_predict": 16, "temperature": 0.7, "seed": 1},
+                "logprobs": True,
+                "top_logprobs": 2,
+                "stream": True,
+            },
+            json={
+                "model": _MODEL,
+                "messages": [{"role": "user", "content": "Is the sky blue?"}],
+                "format": {
+                    "type": "object",
+                    "properties": {"answer": {"enum": ["yes", "no"]}},
+                    "required": ["answer"],
+                    "additionalProperties": False,
+                },
+                "options": {"num_predict": 32, "temperature": 0},
+                "stream": False,
+            },
+            load={"model": _MODEL, "stream": False},
         ),
-        ("POST", "/api/generate"): Operation(
+        ("POST", "/api/generate"): _answers(
             "ollamaGenerate",
             "The answer to a prompt",
-            (
-                "Fields that are not listed are ignored. A prompt that is longer than the context is "
-                "refused, never cut. A stream in which nothing else comes has a line with an empty response "
-                "every 15 seconds."
-            ),
-            body=Body(
-                OllamaGenerateRequest,
-                {
-                    "plain": {
-                        "model": "SmolLM2-135M-Instruct.Q4_1",
-                        "prompt": "Name three colours.",
-                        "options": {"num_predict": 16},
-                        "stream": False,
-                    },
-                    "streamed": {
-                        "model": "SmolLM2-135M-Instruct.Q4_1",
-                        "prompt": "Once upon a time",
-                        "raw": True,
-                        "options": {"num_predict": 16},
-                        "stream": True,
-                    },
-                    "unload": {"model": "SmolLM2-135M-Instruct.Q4_1", "keep_alive": 0, "stream": False},
-                },
-            ),
-            replies={
-                "200": Reply(
-                    "The whole answer, or its lines.",
-                    json=OllamaGenerateAnswer,
-                    lines=(
-                        OllamaGenerateAnswer,
-                        (
-                            "Each line is a JSON object (x-line). An error that comes when the stream has begun is a "
-                            "line with an OllamaError."
-                        ),
-                    ),
-                    headers={"x-umaserve-cache-miss": CACHE_MISS},
-                )
+            "prompt",
+            "response",
+            OllamaGenerateRequest,
+            OllamaGenerateAnswer,
+            plain={"model": _MODEL, "prompt": _COLOURS, "options": {"num_predict": 16}, "stream": False},
+            streamed={
+                "model": _MODEL,
+                "prompt": "Once upon a time",
+                "raw": True,
+                "options": {"num_predict": 16},
+                "stream": True,
             },
+            unload={"model": _MODEL, "keep_alive": 0, "stream": False},
         ),
-        ("POST", "/api/embed"): Operation(
+        ("POST", "/api/embed"): _asks(
             "ollamaEmbed",
             "The vectors of texts",
-            body=Body(
-                OllamaEmbedBody, {"plain": {"model": "SmolLM2-135M-Instruct.Q4_1", "input": ["hello", "goodbye"]}}
-            ),
-            replies={"200": Reply("OK", json=OllamaEmbedReply)},
+            OllamaEmbedRequest,
+            OllamaEmbedReply,
+            plain={"model": _MODEL, "input": ["hello", "goodbye"]},
         ),
-        ("POST", "/api/embeddings"): Operation(
+        ("POST", "/api/embeddings"): _asks(
             "ollamaEmbeddings",
             "The vector of one text",
-            body=Body(OllamaEmbeddingsBody, {"plain": {"model": "SmolLM2-135M-Instruct.Q4_1", "prompt": "hello"}}),
-            replies={"200": Reply("OK", json=OllamaEmbeddingsReply)},
+            OllamaEmbeddingsRequest,
+            OllamaEmbeddingsReply,
+            plain={"model": _MODEL, "prompt": "hello"},
         ),
         ("POST", "/api/pull"): Operation(
             "ollamaPull",
             "Succeeds at once for the models that are there, and answers 404 for all others",
             body=Body(
-                OllamaPullBody,
-                {
-                    "plain": {"model": "SmolLM2-135M-Instruct.Q4_1", "stream": False},
-                    "streamed": {"model": "SmolLM2-135M-Instruct.Q4_1", "stream": True},
-                },
+                OllamaPullRequest,
+                {"plain": {"model": _MODEL, "stream": False}, "streamed": {"model": _MODEL, "stream": True}},
             ),
-            replies={
-                "200": Reply(
-                    "OK",
-                    json=OllamaPullReply,
-                    lines=(
-                        OllamaPullReply,
-                        (
-                            "Each line is a JSON object (x-line). An error that comes when the stream has begun is a "
-                            "line with an OllamaError."
-                        ),
-                    ),
-                )
-            },
+            replies={"200": Reply("OK", json=OllamaStatus, lines=(OllamaStatus, _LINES))},
         ),
-        ("POST", "/api/create"): Operation(
-            "ollamaCreate", "Refused", "Models belong to this daemon's operator: it answers 400.", replies={}
-        ),
-        ("POST", "/api/copy"): Operation(
-            "ollamaCopy", "Refused", "Models belong to this daemon's operator: it answers 400.", replies={}
-        ),
-        ("POST", "/api/push"): Operation(
-            "ollamaPush", "Refused", "Models belong to this daemon's operator: it answers 400.", replies={}
-        ),
-        ("DELETE", "/api/delete"): Operation(
-            "ollamaDelete", "Refused", "Models belong to this daemon's operator: it answers 400.", replies={}
-        ),
-        ("POST", "/api/blobs/{digest}"): Operation(
-            "ollamaBlob",
-            "Refused",
-            "Models belong to this daemon's operator: it answers 400.",
-            parameters=(Parameter("digest", "path", string()),),
-            replies={},
-        ),
+        ("POST", "/api/create"): _refused("ollamaCreate"),
+        ("POST", "/api/copy"): _refused("ollamaCopy"),
+        ("POST", "/api/push"): _refused("ollamaPush"),
+        ("DELETE", "/api/delete"): _refused("ollamaDelete"),
+        ("POST", "/api/blobs/{digest}"): _refused("ollamaBlob", Parameter("digest", "path")),
     },
 )

@@ -9,7 +9,7 @@ from umaserve.dialects.ollama import embeddings, models
 from umaserve.dialects.ollama.answers import LINES, ChatBody, GenerateBody, line
 from umaserve.dialects.ollama.errors import ERRORS
 from umaserve.dialects.ollama.reference import REFERENCE
-from umaserve.dialects.ollama.requests import model_name
+from umaserve.dialects.ollama.schemas import OllamaRequest
 from umaserve.dialects.parameters import json_body
 from umaserve.wire.http_head import Request
 
@@ -42,7 +42,7 @@ def _refuse(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
 def _embed(body: bytes, facts: Facts) -> Asked:
     asked_at = facts.clock()
     fields = json_body(body)
-    model = model_name(fields)
+    model = OllamaRequest.view(fields).model
     info = facts.loaded(model)
     query, dimensions = embeddings.parse_embed(fields, facts.limits, info)
 
@@ -55,7 +55,7 @@ def _embed(body: bytes, facts: Facts) -> Asked:
 
 def _embeddings(body: bytes, facts: Facts) -> Asked:
     fields = json_body(body)
-    model = model_name(fields)
+    model = OllamaRequest.view(fields).model
 
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Embedded)

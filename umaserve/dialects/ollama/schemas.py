@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
+from umaserve.core import requests
+from umaserve.core.errors import RequestError
+from umaserve.core.requests import Grammar, Image, Syntax
+from umaserve.dialects.content import MAX_MEDIA
+from umaserve.dialects.grammars import ANY_OBJECT, MAX_SCHEMA_BYTES
 from umaserve.dialects.openai.schemas import Tool, ToolChoice
-from umaserve.dialects.schemas import Targets
+from umaserve.dialects.openai.turns import MAX_TOOLS
+from umaserve.dialects.parameters import MAX_ID_BYTES, MAX_TURNS, ROLES
+from umaserve.dialects.schemas import MAX_SEED, Sampling, Targets
+from umaserve.wire import fields
 from umaserve.wire.declared import (
     Declared,
+    Kind,
     array,
     boolean,
     choice,
@@ -20,10 +32,286 @@ from umaserve.wire.declared import (
     value,
     whole,
 )
+from umaserve.wire.fields import bad_request, dump_capped, integer, media_data, out_of_range
+from umaserve.wire.long_texts import as_string
+
+DEFAULTS = requests.Sampling(temperature=0.8, top_k=40, top_p=0.9, min_p=0.0, repeat_penalty=1.1)
+"""Defaults that Ollama documents."""
+MAX_WHOLE = 2**31 - 1
+_MAX_TEXTS = 256
+_MAX_DURATION_BYTES = 64
+_LEVELS = ("low", "medium", "high")
+"""How much a model may be told to think."""
+_UNLIMITED = (-1, -2)
+"""Ollama's words for an answer as long as the context holds."""
+NAME = string(1, MAX_ID_BYTES)
+_NANOSECONDS = "Nanoseconds since the request."
+_LISTED = "One that /api/tags lists, or an alias, with or without :latest."
+_DATA_URL = "data:"
+_DURATION = re.compile(r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:ns|us|µs|ms|s|m|h))+|[+-]?0|-?[0-9]+")
+
+
+def _image(given: Any, path: str) -> Image:
+    data = media_data(given, path)
+    head = data[: len(_DATA_URL)]
+    if (head if isinstance(head, str) else as_string(head)) == _DATA_URL:
+        raise out_of_range(path, "the base64 of an image alone", f'one that begins with "{_DATA_URL}"')
+    return Image(data, path)
+
+
+def _seed(given: Any, path: str) -> int | None:
+    seed = integer(given, path, -MAX_WHOLE - 1)
+    return None if seed < 0 else integer(seed, path, 0, MAX_SEED)
+
+
+def _length(given: Any, path: str) -> int | None:
+    if given in _UNLIMITED:
+        return None
+    try:
+        return integer(given, path, 1)
+    except RequestError as error:
+        problem = error.problem.replace("a whole number from 1", "a whole number from 1, or -1 for no limit", 1)
+        raise RequestError(error.fault, path, problem) from None
+
+
+def _format(given: Any, path: str) -> Grammar | None:
+    if given == "":
+        return None
+    if isinstance(given, dict):
+        return Grammar(Syntax.JSON_SCHEMA, dump_capped(given, path, MAX_SCHEMA_BYTES).decode(), path)
+    expected = '"json" or a JSON schema as an object'
+    if given == "json":
+        return Grammar(Syntax.JSON_SCHEMA, ANY_OBJECT, path)
+    if isinstance(given, str):
+        raise out_of_range(path, expected, f'"{given[:32]}"')
+    raise bad_request(path, expected, given)
+
+
+def _think(given: Any, path: str) -> bool | str:
+    expected = "true, false or " + " or ".join(f'"{level}"' for level in _LEVELS)
+    if not isinstance(given, bool | str):
+        raise bad_request(path, expected, given)
+    if isinstance(given, str) and given not in _LEVELS:
+        raise out_of_range(path, expected, f'"{given[:32]}"')
+    return given
+
+
+def _keep_alive(given: Any, path: str) -> bool:
+    """Whether the time that a model is kept is not 0."""
+    expected = 'seconds, or a duration such as "5m"'
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return given != 0
+    if not isinstance(given, str):
+        raise bad_request(path, expected, given)
+    if len(given) > _MAX_DURATION_BYTES or not _DURATION.fullmatch(given):
+        raise out_of_range(path, expected, f'"{given[:32]}"')
+    return bool(re.search("[1-9]", given))
+
+
+def _texts(given: Any, path: str) -> tuple[str, ...]:
+    if isinstance(given, str):
+        return (fields.string(given, path),)
+    if not isinstance(given, list):
+        raise bad_request(path, "a string or an array of strings", given)
+    if not 1 <= len(given) <= _MAX_TEXTS:
+        raise out_of_range(path, f"1 to {_MAX_TEXTS} texts", len(given))
+    return tuple(fields.string(text, f"{path}[{i}]") for i, text in enumerate(given))
+
+
+_IMAGE = Kind(string(1, description="Base64, without a data: URL.").schema, _image)
+_SEED = Kind(whole(-MAX_WHOLE - 1, MAX_SEED).schema, _seed)
+_LENGTH = Kind(one_of(whole(1), choice(*_UNLIMITED)).schema, _length)
+_FORMAT = Kind(one_of(choice("json", "", None), value(type="object")).schema, _format)
+_THINK = Kind(choice(True, False, *_LEVELS).schema, _think)
+_KEEP_ALIVE = Kind({"type": ["number", "string"]}, _keep_alive)
+_TEXTS = Kind(one_of(string(1), array(string(1), 1, _MAX_TEXTS)).schema, _texts)
 
 
 class OllamaError(Declared):
     error = required(string(), "Names the field, what came and what was expected.")
+
+
+# -- requests ----------------------------------------------------------------------------------------------------
+
+
+class OllamaRequest(Declared):
+    model = required(NAME, f"{_LISTED} An unknown name means the default model, or with --strict-models none.")
+    keep_alive = optional(_KEEP_ALIVE, "Seconds, or a duration such as 5m. The model stays loaded whatever it says.")
+
+
+class OllamaLoadOptions(Declared):
+    num_ctx = optional(
+        whole(1, MAX_WHOLE), "At most the daemon's context, which doesn't change; a longer one is refused."
+    )
+    num_keep = optional(whole(-1, MAX_WHOLE))
+    num_batch = optional(whole(-1, MAX_WHOLE))
+    num_gpu = optional(whole(-1, MAX_WHOLE))
+    main_gpu = optional(whole(-1, MAX_WHOLE))
+    num_thread = optional(whole(-1, MAX_WHOLE))
+    numa = optional(boolean())
+    low_vram = optional(boolean())
+    f16_kv = optional(boolean())
+    logits_all = optional(boolean())
+    vocab_only = optional(boolean())
+    use_mmap = optional(boolean())
+    use_mlock = optional(boolean())
+    embedding_only = optional(boolean())
+    penalize_newline = optional(boolean())
+
+
+class OllamaOptions(Sampling, OllamaLoadOptions, defaults=DEFAULTS):
+    seed = optional(_SEED, "The same seed and request give the same text; negative: any, as by default.")
+    num_predict = optional(
+        _LENGTH, "The most tokens of the answer; -1 and -2: as many as the context holds.", default=-1
+    )
+
+
+class OllamaTextRequest(OllamaRequest, Targets):
+    stream = switch(True)
+    format = omittable(_FORMAT, "json: any JSON object; an object: the JSON schema that the text has to follow.")
+    options = optional(OllamaOptions, "Options for loading a model, such as num_gpu, are checked and not used.")
+    think = optional(_THINK, "Whether to think, and how much, for models whose chat template knows it.")
+    logprobs = switch(False)
+    top_logprobs = optional(whole(0, 20), "Goes with logprobs.")
+
+
+class _Arguments(Declared):
+    pass
+
+
+class _Function(Declared):
+    name_ = required(string(1))
+    arguments = required(_Arguments)
+
+
+class OllamaToolCall(Declared):
+    id = optional(string(max_bytes=MAX_ID_BYTES))
+    function = required(_Function)
+
+
+class OllamaMessage(Declared):
+    role = required(choice(*ROLES))
+    content = optional(string())
+    thinking = optional(string())
+    images = optional(array(_IMAGE, high=MAX_MEDIA, of="images"))
+    tool_calls = optional(array(OllamaToolCall, high=MAX_TOOLS, of="calls"))
+    tool_name = optional(string(max_bytes=MAX_ID_BYTES))
+    tool_call_id = optional(string(max_bytes=MAX_ID_BYTES))
+
+
+class OllamaChatRequest(OllamaTextRequest):
+    messages = optional(array(OllamaMessage, high=MAX_TURNS, of="messages"), "None: the model is loaded.")
+    tools = optional(array(Tool, high=MAX_TOOLS))
+    tool_choice = omittable(ToolChoice)
+
+
+class OllamaGenerateRequest(OllamaTextRequest):
+    prompt = optional(string(), "Empty: the model is loaded.")
+    system = optional(string())
+    images = optional(array(_IMAGE, high=MAX_MEDIA, of="images"))
+    raw = switch(False, "Whether the prompt is used as it is, without the chat template.")
+    template = optional(choice(""), "Refused: with raw, a prompt can have any form.")
+    suffix = optional(choice(""), "Refused.")
+    context = optional(array(whole()), "Not used.")
+
+
+class OllamaEmbedRequest(OllamaRequest):
+    input = required(_TEXTS)
+    truncate = optional(boolean(), "Not used: a text that is too long is refused.")
+    dimensions = optional(whole(1), "Only so many of each vector's numbers, of unit length again; at most the model's.")
+    options = optional(OllamaLoadOptions, "Checked and not used.")
+
+
+class OllamaEmbeddingsRequest(OllamaRequest):
+    prompt = required(string(1))
+    options = optional(OllamaLoadOptions, "Checked and not used.")
+
+
+class OllamaModelName(Declared, also={"anyOf": [{"required": ["model"]}, {"required": ["name"]}]}):
+    model = optional(NAME, _LISTED)
+    name_ = optional(NAME, "An older name of model.")
+
+
+class OllamaShowRequest(OllamaModelName):
+    verbose = switch(False, "Not used.")
+
+
+class OllamaPullRequest(OllamaModelName):
+    insecure = switch(False, "Not used.")
+    stream = switch(True)
+
+
+# -- answers -----------------------------------------------------------------------------------------------------
+
+
+class _TopLogprob(Declared):
+    token = required(string())
+    logprob = required(number())
+    bytes = required(array(whole()))
+
+
+class OllamaLogprobs(_TopLogprob):
+    top_logprobs = omittable(array(_TopLogprob))
+
+
+class _Answer(Declared):
+    model = required(string())
+    created_at = required(string(format="date-time"))
+    done = required(boolean(), "True in the last line.")
+    done_reason = omittable(choice("stop", "length", "content_filter", "load", "unload"))
+    logprobs = omittable(array(OllamaLogprobs))
+    total_duration = omittable(whole(), _NANOSECONDS)
+    load_duration = omittable(whole())
+    prompt_eval_count = omittable(whole(), "Tokens of the prompt.")
+    prompt_eval_duration = omittable(whole(), _NANOSECONDS)
+    eval_count = omittable(whole(), "Tokens of the answer.")
+    eval_duration = omittable(whole(), _NANOSECONDS)
+
+
+class _CalledFunction(Declared):
+    index = required(whole())
+    name_ = required(string())
+    arguments = required(value(type="object"))
+
+
+class _Call(Declared):
+    id = required(string())
+    function = required(_CalledFunction)
+
+
+class _AnswerMessage(Declared):
+    role = required(const("assistant"))
+    content = required(string())
+    thinking = omittable(string())
+    tool_calls = omittable(array(_Call))
+
+
+class OllamaChatAnswer(_Answer):
+    message = required(_AnswerMessage)
+
+
+class OllamaGenerateAnswer(_Answer):
+    response = required(string())
+    thinking = omittable(string())
+
+
+class OllamaEmbedReply(Declared):
+    model = required(string())
+    embeddings = required(array(array(number())))
+    total_duration = required(whole(), _NANOSECONDS)
+    load_duration = required(const(0))
+    prompt_eval_count = required(whole())
+
+
+class OllamaEmbeddingsReply(Declared):
+    embedding = required(array(number()))
+
+
+# -- models ------------------------------------------------------------------------------------------------------
+
+
+class OllamaVersion(Declared):
+    version = required(string())
 
 
 class OllamaDetails(Declared):
@@ -35,222 +323,33 @@ class OllamaDetails(Declared):
     quantization_level = required(string())
 
 
-class _TopLogprob(Declared):
-    token = required(string())
-    logprob = required(number())
-    bytes = required(array(whole()))
-
-
-class OllamaLogprobs(Declared):
-    token = required(string())
-    logprob = required(number())
-    bytes = required(array(whole()))
-    top_logprobs = omittable(array(_TopLogprob))
-
-
-class _Function(Declared):
-    name_ = required(string(1))
-    arguments = required(value(type="object"))
-
-
-class _ToolCall(Declared):
-    id = optional(string())
-    function = required(_Function)
-
-
-class _Message(Declared):
-    role = required(choice("system", "user", "assistant", "tool"))
-    content = optional(string())
-    thinking = optional(string())
-    images = optional(array(string(1, description="Base64, without a data: URL."), high=64))
-    tool_calls = optional(array(_ToolCall))
-    tool_name = optional(string())
-    tool_call_id = optional(string())
-
-
-class _Options(Declared):
-    temperature = optional(number(0, 10), default=0.8)
-    top_k = optional(whole(0, 1048576), default=40)
-    top_p = optional(number(0, 1, above_low=True), default=0.9)
-    min_p = optional(number(0, 1), default=0)
-    repeat_penalty = optional(number(0, 10, above_low=True), default=1.1)
-    repeat_last_n = optional(
-        whole(-1, 2147483647),
-        "How many of the last tokens count for the penalties; 0: no penalties; -1: all.",
-        default=64,
-    )
-    presence_penalty = optional(number(-2, 2), default=0)
-    frequency_penalty = optional(number(-2, 2), default=0)
-    seed = optional(whole(high=4294967294), "Negative: any.")
-    stop = optional(one_of(string(1), array(string(1), high=16)))
-    num_predict = optional(
-        whole(), "The most tokens of the answer; -1 and -2: as many as the context holds.", default=-1
-    )
-    num_ctx = optional(whole(1), "At most the daemon's context, which doesn't change; a longer one is refused.")
-
-
-class OllamaChatRequest(Targets):
-    model = required(
-        string(1),
-        (
-            "One that /api/tags lists, or an alias, with or without :latest. An unknown name means the "
-            "default model, or with --strict-models none."
-        ),
-    )
-    messages = optional(array(_Message, high=1024), "None: the model is loaded.")
-    tools = optional(array(Tool, high=128))
-    tool_choice = omittable(ToolChoice)
-    stream = switch(True)
-    format = omittable(
-        one_of(choice("json", "", None), value(type="object")),
-        "json: any JSON object; an object: the JSON schema that the text has to follow.",
-    )
-    options = optional(
-        _Options,
-        (
-            "Options for loading a model, such as num_gpu, are checked and not used. Grammars, "
-            "logit_bias and ignore_eos may be given as to /v1/chat/completions."
-        ),
-    )
-    keep_alive = optional(
-        value(type=["number", "string"]),
-        "Seconds, or a duration such as 5m. The model stays loaded whatever it says.",
-    )
-    think = optional(
-        choice(True, False, "low", "medium", "high"),
-        "Whether to think, and how much, for models whose chat template knows it.",
-    )
-    logprobs = switch(False)
-    top_logprobs = optional(whole(0, 20), "Goes with logprobs.")
-
-
-class OllamaGenerateRequest(Targets):
-    model = required(
-        string(1),
-        (
-            "One that /api/tags lists, or an alias, with or without :latest. An unknown name means the "
-            "default model, or with --strict-models none."
-        ),
-    )
-    prompt = optional(string(), "Empty: the model is loaded.")
-    system = optional(string())
-    images = optional(array(string(1, description="Base64, without a data: URL."), high=64))
-    raw = switch(False, "Whether the prompt is used as it is, without the chat template.")
-    template = optional(choice(""), "Refused: with raw, a prompt can have any form.")
-    suffix = optional(choice(""), "Refused.")
-    context = optional(array(whole()), "Not used.")
-    stream = switch(True)
-    format = omittable(
-        one_of(choice("json", "", None), value(type="object")),
-        "json: any JSON object; an object: the JSON schema that the text has to follow.",
-    )
-    options = optional(
-        _Options,
-        (
-            "Options for loading a model, such as num_gpu, are checked and not used. Grammars, "
-            "logit_bias and ignore_eos may be given as to /v1/chat/completions."
-        ),
-    )
-    keep_alive = optional(
-        value(type=["number", "string"]),
-        "Seconds, or a duration such as 5m. The model stays loaded whatever it says.",
-    )
-    think = optional(
-        choice(True, False, "low", "medium", "high"),
-        "Whether to think, and how much, for models whose chat template knows it.",
-    )
-    logprobs = switch(False)
-    top_logprobs = optional(whole(0, 20), "Goes with logprobs.")
-
-
-class _OllamaChatAnswerMessageToolCallFunction(Declared):
-    index = required(whole())
-    name_ = required(string())
-    arguments = required(value(type="object"))
-
-
-class _OllamaChatAnswerMessageToolCall(Declared):
-    id = required(string())
-    function = required(_OllamaChatAnswerMessageToolCallFunction)
-
-
-class _OllamaChatAnswerMessage(Declared):
-    role = required(const("assistant"))
-    content = required(string())
-    thinking = omittable(string())
-    tool_calls = omittable(array(_OllamaChatAnswerMessageToolCall))
-
-
-class OllamaChatAnswer(Declared):
-    message = required(_OllamaChatAnswerMessage)
-    model = required(string())
-    created_at = required(string(format="date-time"))
-    done = required(boolean(), "True in the last line.")
-    done_reason = omittable(choice("stop", "length", "content_filter", "load", "unload"))
-    logprobs = omittable(array(OllamaLogprobs))
-    total_duration = omittable(whole(), "Nanoseconds since the request.")
-    load_duration = omittable(whole())
-    prompt_eval_count = omittable(whole(), "Tokens of the prompt.")
-    prompt_eval_duration = omittable(whole(), "Nanoseconds since the request.")
-    eval_count = omittable(whole(), "Tokens of the answer.")
-    eval_duration = omittable(whole(), "Nanoseconds since the request.")
-
-
-class OllamaGenerateAnswer(Declared):
-    response = required(string())
-    thinking = omittable(string())
-    model = required(string())
-    created_at = required(string(format="date-time"))
-    done = required(boolean(), "True in the last line.")
-    done_reason = omittable(choice("stop", "length", "content_filter", "load", "unload"))
-    logprobs = omittable(array(OllamaLogprobs))
-    total_duration = omittable(whole(), "Nanoseconds since the request.")
-    load_duration = omittable(whole())
-    prompt_eval_count = omittable(whole(), "Tokens of the prompt.")
-    prompt_eval_duration = omittable(whole(), "Nanoseconds since the request.")
-    eval_count = omittable(whole(), "Tokens of the answer.")
-    eval_duration = omittable(whole(), "Nanoseconds since the request.")
-
-
-class OllamaVersionReply(Declared):
-    version = required(string())
-
-
 class _Model(Declared):
     name_ = required(string())
     model = required(string())
     size = required(whole(), "Bytes.")
     digest = required(string(), "Of the model's name, not of its file.")
     details = required(OllamaDetails)
+
+
+class _ListedModel(_Model):
     modified_at = required(string(format="date-time"))
 
 
-class OllamaTagsReply(Declared):
-    models = required(array(_Model))
-
-
-class _OllamaPsReplyModel(Declared):
-    name_ = required(string())
-    model = required(string())
-    size = required(whole(), "Bytes.")
-    digest = required(string(), "Of the model's name, not of its file.")
-    details = required(OllamaDetails)
+class _LoadedModel(_Model):
     expires_at = required(string(format="date-time"))
     size_vram = required(whole(0), "About so much of size is in the memory of GPUs.")
     context_length = required(whole())
 
 
-class OllamaPsReply(Declared):
-    models = required(array(_OllamaPsReplyModel))
+class OllamaModels(Declared):
+    models = required(array(_ListedModel))
 
 
-class OllamaShowBody(Declared, also={"anyOf": [{"required": ["model"]}, {"required": ["name"]}]}):
-    model = optional(string(1), "One that /api/tags lists, or an alias, with or without :latest.")
-    name_ = optional(string(1), "An older name of model.")
-    verbose = switch(False, "Not used.")
+class OllamaLoadedModels(Declared):
+    models = required(array(_LoadedModel))
 
 
-class OllamaShowReply(Declared):
+class OllamaAboutModel(Declared):
     modelfile = required(string())
     parameters = required(string())
     template = required(string(), "The chat template, in Jinja.")
@@ -260,64 +359,5 @@ class OllamaShowReply(Declared):
     modified_at = required(string(format="date-time"))
 
 
-class _OllamaEmbedBodyOptions(Declared):
-    num_ctx = optional(whole(1))
-
-
-class OllamaEmbedBody(Declared):
-    model = required(
-        string(1),
-        (
-            "One that /api/tags lists, or an alias, with or without :latest. An unknown name means the "
-            "default model, or with --strict-models none."
-        ),
-    )
-    input = required(one_of(string(1), array(string(1), 1, 256)))
-    truncate = optional(boolean(), "Not used: a text that is too long is refused.")
-    dimensions = optional(
-        whole(1), ("Only so many of each vector's numbers, of unit length again; at most the model's.")
-    )
-    options = optional(_OllamaEmbedBodyOptions, "Checked and not used.")
-    keep_alive = optional(
-        value(type=["number", "string"]),
-        "Seconds, or a duration such as 5m. The model stays loaded whatever it says.",
-    )
-
-
-class OllamaEmbedReply(Declared):
-    model = required(string())
-    embeddings = required(array(array(number())))
-    total_duration = required(whole(), "Nanoseconds since the request.")
-    load_duration = required(const(0))
-    prompt_eval_count = required(whole())
-
-
-class OllamaEmbeddingsBody(Declared):
-    model = required(
-        string(1),
-        (
-            "One that /api/tags lists, or an alias, with or without :latest. An unknown name means the "
-            "default model, or with --strict-models none."
-        ),
-    )
-    prompt = required(string(1))
-    options = optional(_OllamaEmbedBodyOptions, "Checked and not used.")
-    keep_alive = optional(
-        value(type=["number", "string"]),
-        "Seconds, or a duration such as 5m. The model stays loaded whatever it says.",
-    )
-
-
-class OllamaEmbeddingsReply(Declared):
-    embedding = required(array(number()))
-
-
-class OllamaPullBody(Declared, also={"anyOf": [{"required": ["model"]}, {"required": ["name"]}]}):
-    model = optional(string(1), "One that /api/tags lists, or an alias, with or without :latest.")
-    name_ = optional(string(1), "An older name of model.")
-    insecure = switch(False, "Not used.")
-    stream = switch(True)
-
-
-class OllamaPullReply(Declared):
+class OllamaStatus(Declared):
     status = required(string())
