@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from umaserve.core.events import ModelInfo
-from umaserve.dialects.llama_server.settings import RANDOM_SEED
+from umaserve.dialects.llama_server.schemas import RANDOM_SEED
 from umaserve.dialects.openai.requests import DEFAULTS
 
 

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.requests import SAMPLERS, Generate, Infill, Sampling
-from umaserve.dialects.openai.requests import MAX_CHOICES, MAX_GENERATIONS, MAX_PROMPTS, inputs, nth_choice
-from umaserve.dialects.parameters import (
-    RequestLimits,
-    check_prompt_bytes,
-    lora,
-    model_name,
-    sampling,
-    stops,
-    with_targets,
-    within_cap,
-)
-from umaserve.dialects.schemas import MAX_ADAPTERS, MAX_BIASES, MAX_SCALE
-from umaserve.wire.fields import Fields, array, bad_request, number, out_of_range, string
-
-DEFAULTS = Sampling(temperature=0.8)
-MAX_PROBS = 100
-MAX_SAMPLERS = 32
-MAX_OTHERS = 1024
-MAX_RESPONSE_FIELDS, MAX_FIELD_BYTES = 64, 256
-LENGTH_NAMES = ("n_predict", "max_completion_tokens", "max_tokens")
-_RANDOM_SEEDS = (-1, 2**32 - 1)
-BAN = 100.0
-MAX_BIASED_BYTES = 256
+from umaserve.dialects.llama_server import schemas
+from umaserve.dialects.llama_server.schemas import ADAPTERS, DEFAULTS, NativeOptions
+from umaserve.dialects.openai.requests import MAX_GENERATIONS, MAX_PROMPTS, inputs, nth_choice
+from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, sampling, with_targets, within_cap
+from umaserve.wire.fields import Fields, out_of_range
 
 _WITHOUT: Mapping[str, Mapping[str, float]] = {
     "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
@@ -41,8 +22,6 @@ _WITHOUT: Mapping[str, Mapping[str, float]] = {
     "temperature": {"temperature": 1.0},
 }
 """Samplers of this server, each with the parameters that turn it off."""
-_LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
-_ALIASES = {"topk": "top_k", "topp": "top_p", "nucleus": "top_p", "minp": "min_p", "temp": "temperature"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,122 +42,93 @@ class NativeRequest:
 def native_request(fields: Fields, limits: RequestLimits, new_id: str, adapters: Sequence[str] = ()) -> NativeRequest:
     """Parse a body of ``POST /completion``; raises ``RequestError``. ``adapters``: the names of the server's,
     which requests name by number."""
-    fields = _in_our_words(fields, adapters)
-    prompts = inputs(fields, "prompt", limits, MAX_PROMPTS, empty=True)
-    one = _parameters(fields, limits, new_id)
-    n = fields.integer("n_cmpl", 1, MAX_CHOICES) or fields.integer("n", 1, MAX_CHOICES) or 1
+    given = schemas.NativeRequest(_in_our_words(fields, adapters))
+    prompt = Fields({"prompt": _without_media(given.values.get("prompt"))})
+    prompts = inputs(prompt, "prompt", limits, MAX_PROMPTS, empty=True)
+    one = _parameters(given, limits, new_id)
+    n = given.n_cmpl or given.n or 1
     if n * len(prompts) > MAX_GENERATIONS:
         raise out_of_range("n", f"at most {MAX_GENERATIONS // len(prompts)} for {len(prompts)} prompts", n)
     choices = tuple(nth_choice(replace(one, prompt=prompt), k) for prompt in prompts for k in range(n))
     if len(choices) > 1:
         choices = tuple(replace(choice, id=f"{choice.id}-{index}") for index, choice in enumerate(choices))
-    return _described(fields, choices)
+    return _described(given, choices)
 
 
 def infill_request(fields: Fields, limits: RequestLimits, new_id: str, adapters: Sequence[str] = ()) -> NativeRequest:
     """Parse a body of ``POST /infill``; raises ``RequestError``."""
-    fields = _in_our_words(fields, adapters)
-    prefix, suffix = (string(fields.values.get(key), key, empty=True) for key in ("input_prefix", "input_suffix"))
-    beginning = string(fields.values.get("prompt") or "", "prompt", empty=True)
-    gap = Infill(prefix, suffix, beginning, _others(fields.values.get("input_extra")))
-    texts = (prefix, suffix, beginning, *(text for other in gap.others for text in other))
+    given = schemas.InfillRequest(_in_our_words(fields, adapters))
+    others = tuple((other.filename or "", other.text) for other in given.input_extra or ())
+    gap = Infill(given.input_prefix, given.input_suffix, given.prompt or "", others)
+    texts = (gap.prefix, gap.suffix, gap.beginning, *(text for other in others for text in other))
     check_prompt_bytes(sum(len(text.encode()) for text in texts), limits, "input_prefix")
-    return _described(fields, (replace(_parameters(fields, limits, new_id), prompt=gap),))
+    return _described(given, (replace(_parameters(given, limits, new_id), prompt=gap),))
 
 
-def _others(value: object) -> tuple[tuple[str, str], ...]:
-    """``input_extra``: the names and the texts of other files."""
-    if value is None:
-        return ()
-    others = []
-    for index, item in enumerate(array(value, "input_extra", 0, MAX_OTHERS, "objects")):
-        fields = Fields.of(item, f"input_extra[{index}]")
-        name = fields.string("filename", max_bytes=MAX_FIELD_BYTES, empty=True) or ""
-        others.append((name, string(fields.values.get("text"), fields.name("text"), empty=True)))
-    return tuple(others)
-
-
-def _described(fields: Fields, choices: tuple[Generate, ...]) -> NativeRequest:
-    """``choices`` with what ``fields`` say of their replies."""
+def _described(given: NativeOptions, choices: tuple[Generate, ...]) -> NativeRequest:
+    """``choices`` with what ``given`` says of their replies."""
     return NativeRequest(
         choices,
-        n_predict=_n_predict(fields),
-        samplers=_samplers(fields),
-        stream=fields.boolean("stream", False),
-        return_tokens=fields.boolean("return_tokens", False),
-        timings_per_token=fields.boolean("timings_per_token", False),
-        response_fields=fields.strings("response_fields", max_items=MAX_RESPONSE_FIELDS, max_bytes=MAX_FIELD_BYTES),
+        n_predict=_n_predict(given),
+        samplers=given.samplers,
+        stream=given.stream,
+        return_tokens=given.return_tokens,
+        timings_per_token=given.timings_per_token,
+        response_fields=given.response_fields or (),
     )
 
 
-def _parameters(fields: Fields, limits: RequestLimits, new_id: str) -> Generate:
-    """Parse all of a request but its prompt."""
-    n_predict = _n_predict(fields)
-    probs = [fields.integer(key, 0, MAX_PROBS) for key in ("n_probs", "logprobs")]
+def _parameters(given: NativeOptions, limits: RequestLimits, new_id: str) -> Generate:
+    """Read all of a request but its prompt."""
+    n_predict, n_probs, logprobs = _n_predict(given), given.n_probs, given.logprobs
     request = Generate(
         new_id,
         "",
         # llama-server makes one token where none are wanted.
         within_cap(None if n_predict < 0 else max(1, n_predict), limits),
-        _sampling(fields),
-        stops(fields),
-        next((number for number in probs if number is not None), 0) or None,
-        cache_prompt=fields.boolean("cache_prompt", True),
-        lora=lora(fields),
-        wants_progress=fields.boolean("return_progress", False) and fields.boolean("stream", False),
-        model=model_name(fields),
+        _sampling(given),
+        given.stop or (),
+        (logprobs if n_probs is None else n_probs) or None,
+        cache_prompt=given.cache_prompt,
+        lora=given.lora,
+        wants_progress=given.return_progress and given.stream,
+        model=given.model or "",
     )
-    return with_targets(request, fields)
+    return with_targets(request, given)
 
 
-def _n_predict(fields: Fields) -> int:
-    wanted = [fields.integer(key, -1) for key in LENGTH_NAMES]
+def _n_predict(given: NativeOptions) -> int:
+    wanted = (given.n_predict, given.max_completion_tokens, given.max_tokens)
     return next((number for number in wanted if number is not None), -1)
 
 
-def _sampling(fields: Fields) -> Sampling:
-    chosen, used = sampling(Fields({**fields.values, "samplers": None}), DEFAULTS), _samplers(fields)
+def _sampling(given: NativeOptions) -> Sampling:
+    shared = NativeOptions({**given.values, "samplers": None, "logit_bias": None})
+    chosen, used = sampling(shared, DEFAULTS), given.samplers
     off = {key: value for name, without in _WITHOUT.items() if name not in used for key, value in without.items()}
     chosen = replace(chosen, **off)  # type: ignore[arg-type]
-    texts = tuple((text, number(bias, "logit_bias", -BAN, BAN)) for text, bias in fields.values["text_bias"])
-    scores_after = fields.boolean("post_sampling_probs", False)
+    token_biases, text_biases = given.biases or ((), ())
     in_order = tuple(name for name in SAMPLERS if name in used)
-    order = SAMPLERS if used == in_order else used
-    return replace(chosen, text_bias=texts, scores_after=scores_after, samplers=order)
+    return replace(
+        chosen,
+        logit_bias=token_biases,
+        text_bias=text_biases,
+        scores_after=given.post_sampling_probs,
+        samplers=SAMPLERS if used == in_order else used,
+    )
 
 
-def _samplers(fields: Fields) -> tuple[str, ...]:
-    """The samplers to use, in the order in which to use them. Others are off in any case, or are refused by their
-    parameters; "infill" has none, and is left out of what editors send."""
-    names = fields.strings("samplers", max_items=MAX_SAMPLERS, max_bytes=MAX_SAMPLERS)
-    if not names:
-        return SAMPLERS
-    if isinstance(fields.values["samplers"], str):
-        names = tuple(_LETTERS.get(letter, "") for letter in names[0])
-    names = tuple(name.lower().replace("-", "_") for name in names)
-    used = tuple(name for one in names if (name := _ALIASES.get(one, one)) in SAMPLERS)
-    if len(set(used)) < len(used):
-        raise RequestError(Fault.BAD_REQUEST, "samplers", "expected each sampler once, got one repeated")
-    return used
-
-
-def _in_our_words(fields: Fields, adapters: Sequence[str]) -> Fields:
-    """``fields`` with llama-server's own ways to say something replaced by those that all dialects share."""
+def _in_our_words(fields: Fields, adapters: Sequence[str]) -> dict[str, Any]:
+    """The values of ``fields`` with llama-server's own ways to say something replaced by those that all dialects
+    share."""
     values = dict(fields.values)
-    for key, nothing in (("seed", _RANDOM_SEEDS), ("grammar", ("",)), ("stop", ("",))):
-        if values.get(key) in nothing:
-            values[key] = None
+    if values.get("grammar") == "":
+        values["grammar"] = None
     if values.get("json_schema") == {}:
         values["json_schema"] = {"type": "object"}
-    if values.get("top_k") == -1:
-        values["top_k"] = 0
-    if isinstance(values.get("stop"), list):
-        values["stop"] = [text for text in values["stop"] if text != ""]
-    values["prompt"] = _without_media(values.get("prompt"))
-    values["logit_bias"], values["text_bias"] = _biases(values.get("logit_bias"))
     if isinstance(values.get("lora"), list):
         values["lora"] = _adapters(values["lora"], adapters)
-    return Fields(values)
+    return values
 
 
 def _without_media(prompt: object) -> object:
@@ -193,36 +143,12 @@ def _without_media(prompt: object) -> object:
     return prompt.get("prompt_string")
 
 
-def _biases(value: object) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
-    """``logit_bias`` as an object of token ids, and as pairs of texts; it may be an object or an array of pairs, and
-    ``false`` bans a token."""
-    if value is None:
-        return {}, []
-    if isinstance(value, dict):
-        pairs: list[Any] = [[int(key) if re.fullmatch("[0-9]{1,9}", key) else key, value[key]] for key in value]
-    elif isinstance(value, list):
-        pairs = value
-    else:
-        raise bad_request("logit_bias", "an object or an array of pairs", value)
-    array(pairs, "logit_bias", 0, MAX_BIASES, "pairs")
-    if not all(isinstance(pair, list) and len(pair) == 2 and type(pair[0]) in (int, str) for pair in pairs):
-        raise RequestError(Fault.BAD_REQUEST, "logit_bias", "expected pairs of a token id or a text and its bias")
-    banned = [(key, -BAN if bias is False else bias) for key, bias in pairs]
-    texts = [(key, bias) for key, bias in banned if type(key) is str]
-    for text, _bias in texts:
-        string(text, "logit_bias", max_bytes=MAX_BIASED_BYTES, empty=True)
-    return {str(key): bias for key, bias in banned if type(key) is int}, texts
-
-
 def _adapters(value: list[Any], names: Sequence[str]) -> dict[str, float]:
     """``lora`` as an object of names and scales; in llama-server adapters have numbers."""
     chosen: dict[str, float] = {}
-    for index, item in enumerate(array(value, "lora", 0, MAX_ADAPTERS, "adapters")):
-        fields = Fields.of(item, f"lora[{index}]")
-        number = fields.integer("id", 0)
-        if number is None or number >= len(names):
+    for adapter in ADAPTERS.read(value, "lora"):
+        if adapter.id >= len(names):
             known = f"a number below {len(names)}" if names else "no adapters, since the server has none"
-            raise out_of_range(fields.name("id"), known, number)
-        scale = fields.number("scale", -MAX_SCALE, MAX_SCALE)
-        chosen[names[number]] = 1.0 if scale is None else scale
+            raise out_of_range(adapter.name("id"), known, adapter.id)
+        chosen[names[adapter.id]] = 1.0 if adapter.scale is None else adapter.scale
     return chosen

@@ -6,9 +6,7 @@ from typing import Any
 
 from umaserve.core.requests import Generate
 from umaserve.dialects.llama_server.requests import NativeRequest
-
-RANDOM_SEED = 2**32 - 1
-"""Stands for a seed that the server draws."""
+from umaserve.dialects.llama_server.schemas import RANDOM_SEED
 
 _OFF: dict[str, Any] = {
     "dynatemp_range": 0.0,
