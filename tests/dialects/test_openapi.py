@@ -301,7 +301,7 @@ def refusal(http: httpx.Client, path: str, body: dict, where: tuple[str, ...], v
 
 
 STAND_FOR_NONE = {(path, (name,)) for path in ("/completion", "/infill") for name in ("seed", "top_k")}
-"""Whose next values beyond the bounds are llama-server's words for "none"."""
+"""Whose bounds are llama-server's words for "none", which errors don't name."""
 
 
 @pytest.mark.parametrize("path", POSTS)

@@ -14,14 +14,23 @@ from umaserve.daemon.http.pages import openapi as of_daemon
 from umaserve.relay.http.pages import openapi as of_relay
 
 BEFORE = json.loads(gzip.decompress(Path(__file__).with_name("openapi-0.1.0.json.gz").read_bytes()))
-OLLAMAS = "/paths//api/"
+BODY = "post/requestBody/content/application/json/schema"
 DIFFERENCES: dict[str, str] = {
     "/info/version": "the version",
     **{
-        f"{OLLAMAS}{path}/post/requestBody/content/application/json/schema/properties/options": (
+        f"/paths//api/{path}/{BODY}/properties/options": (
             "Ollama's options have all sampling parameters, as they are read, and those for loading a model"
         )
         for path in ("chat", "generate", "embed", "embeddings")
+    },
+    "/paths//completion/post/description": "said by the schema of each field",
+    **{
+        f"/paths//{path}/{BODY}/{field}": "llama-server's own forms, and the defaults, which were those of another API"
+        for path in ("completion", "infill")
+        for field in (
+            *("description", "properties/temperature/default", "properties/top_p/default"),
+            *(f"properties/{name}" for name in ("seed", "top_k", "stop", "logit_bias", "lora")),
+        )
     },
 }
 """What differs, by the beginning of its place in the document, and why."""

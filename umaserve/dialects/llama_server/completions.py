@@ -28,8 +28,9 @@ from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.llama_server.errors import error_body
 from umaserve.dialects.llama_server.requests import NativeRequest, native_request
+from umaserve.dialects.llama_server.schemas import NativeOptions
 from umaserve.dialects.llama_server.settings import generation_settings
-from umaserve.dialects.parameters import RequestLimits, json_body, model_name
+from umaserve.dialects.parameters import RequestLimits, json_body
 from umaserve.dialects.timings import progress, timings
 from umaserve.wire.fields import Fields
 
@@ -97,7 +98,7 @@ class NativeBody:
     def receive(self, body: bytes) -> Sequence[Generate]:
         """The answers asked for, each a request of its own; raises ``RequestError``."""
         fields = json_body(body)
-        info = self._facts.model(model_name(fields))
+        info = self._facts.model(NativeOptions.view(fields).model or "")
         adapters = () if info is None else info.adapters
         asked = self._parse(fields, self._facts.limits, self._facts.new_id("cmpl-"), adapters)
         self._asked = replace(asked, choices=())

@@ -8,12 +8,11 @@ import numpy as np
 import orjson
 
 from umaserve.core.queries import Embed, Embedded
+from umaserve.dialects.llama_server.schemas import EUCLIDEAN, MAX_ABSOLUTE, TAXICAB, NativeEmbeddingRequest
 from umaserve.dialects.openai.embeddings import embedded_texts
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.wire.fields import Fields
 
-NONE, MAX_ABSOLUTE, TAXICAB, EUCLIDEAN = -1, 0, 1, 2
-"""Values of ``embd_normalize``."""
 _MAX_INT16 = 32760.0
 """The largest number of a vector with ``MAX_ABSOLUTE``, as llama.cpp has it."""
 
@@ -23,7 +22,7 @@ def parse_embedding(fields: Fields, limits: RequestLimits) -> tuple[Embed, int]:
     cap applies to all texts together."""
     key = "input" if fields.values.get("content") is None and fields.values.get("input") is not None else "content"
     texts = embedded_texts(fields, key, limits)
-    norm = fields.integer("embd_normalize", NONE, EUCLIDEAN)
+    norm = NativeEmbeddingRequest.view(fields).embd_normalize
     norm = EUCLIDEAN if norm is None else norm
     return Embed(texts, raw=norm != EUCLIDEAN), norm
 

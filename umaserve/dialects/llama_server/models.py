@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from umaserve.dialects.parameters import MAX_ID_BYTES, json_body
-from umaserve.wire.fields import string
+from umaserve.dialects.llama_server.schemas import ModelToMove
+from umaserve.dialects.parameters import json_body
 
 SUCCESS = b'{"success":true}'
 """Body of the answer: the load or unload has begun, and ``GET /models`` says how far it is."""
@@ -11,4 +11,4 @@ SUCCESS = b'{"success":true}'
 
 def model_to_move(body: bytes) -> str:
     """The name of the model to be loaded or unloaded; raises ``RequestError``."""
-    return string(json_body(body).values.get("model"), "model", max_bytes=MAX_ID_BYTES)
+    return ModelToMove.view(json_body(body)).model

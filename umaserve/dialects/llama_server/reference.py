@@ -54,11 +54,8 @@ REFERENCE = Reference(
             "completeNative",
             "The continuation of a text, as llama-server's own API has it",
             (
-                "Also at /completions. Fields that are not listed are ignored, id_slot among them. Taken as "
-                "llama-server has them, too: a seed of -1, an empty grammar, logit_bias as pairs, of texts "
-                "and with false, lora as an array of objects with id and scale. The default temperature is "
-                "0.8, that of top_p 0.95. A stream in which nothing else comes has a comment every 15 "
-                "seconds."
+                "Also at /completions. Fields that are not listed are ignored, id_slot among them. An empty grammar is "
+                "none. A stream in which nothing else comes has a comment every 15 seconds."
             ),
             body=Body(
                 NativeRequest,

@@ -9,16 +9,14 @@ import orjson
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.queries import Embed, Embedded, Pair
+from umaserve.dialects.llama_server import schemas
+from umaserve.dialects.llama_server.schemas import DOCUMENTS
 from umaserve.dialects.parameters import (
     RequestLimits,
     check_prompt_bytes,
     json_body,
-    model_name,
     refuse_unknown_constraints,
 )
-from umaserve.wire.fields import array, string
-
-MAX_DOCUMENTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,27 +33,19 @@ class RerankRequest:
 def parse_rerank(body: bytes, limits: RequestLimits) -> RerankRequest:
     """Parse a body of ``POST /rerank``; raises ``RequestError``. A prompt's cap applies to all texts together, the
     question counting once for each document."""
-    fields = json_body(body)
-    refuse_unknown_constraints(fields)
-    model = model_name(fields)
-    as_tei = fields.values.get("texts") is not None
-    if as_tei and fields.values.get("documents") is not None:
+    given = schemas.RerankRequest.view(json_body(body))
+    refuse_unknown_constraints(given)
+    model = given.model or ""
+    as_tei = given.values.get("texts") is not None
+    if as_tei and given.values.get("documents") is not None:
         raise RequestError(Fault.BAD_REQUEST, "texts", "expected to be absent where documents are given")
     key = "texts" if as_tei else "documents"
-    query = string(fields.values.get("query"), "query")
-    given = array(fields.values.get(key), key, 1, MAX_DOCUMENTS, "strings")
-    pairs = tuple(Pair(query, _text(document, f"{key}[{index}]")) for index, document in enumerate(given))
+    query = given.query
+    pairs = tuple(Pair(query, document) for document in DOCUMENTS.read(given.values.get(key), key))
     check_prompt_bytes(sum(len(text.encode()) for pair in pairs for text in (pair.query, pair.document)), limits, key)
-    of_tei, of_jina = (fields.boolean(name, False) for name in ("return_text", "return_documents"))
-    top_n = fields.integer("top_n", 1)
-    return RerankRequest(Embed(pairs, ranks=True), model, top_n, as_tei, return_text=of_tei if as_tei else of_jina)
-
-
-def _text(document: object, path: str) -> str:
-    """A text, or the one in ``{"text": TEXT}``."""
-    if isinstance(document, dict):
-        document, path = document.get("text"), f"{path}.text"
-    return string(document, path, empty=True)
+    of_tei, of_jina = given.return_text, given.return_documents
+    return_text = of_tei if as_tei else of_jina
+    return RerankRequest(Embed(pairs, ranks=True), model, given.top_n, as_tei, return_text)
 
 
 def rerank_result(answer: Embedded, asked: RerankRequest, model: str) -> bytes:

@@ -18,6 +18,7 @@ from umaserve.dialects.llama_server.props import props
 from umaserve.dialects.llama_server.reference import REFERENCE
 from umaserve.dialects.llama_server.requests import infill_request
 from umaserve.dialects.llama_server.rerank import parse_rerank, rerank_result
+from umaserve.dialects.llama_server.schemas import DetokenizeRequest, NativeEmbeddingRequest, TokenizeRequest
 from umaserve.dialects.llama_server.slots import slots
 from umaserve.dialects.llama_server.template import apply_template_result, parse_apply_template
 from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
@@ -27,35 +28,35 @@ from umaserve.wire.http_head import Request
 
 
 def _tokenize(body: bytes, facts: Facts) -> Asked:
-    fields = json_body(body)
-    query, with_pieces = parse_tokenize(fields, facts.limits)
+    given = TokenizeRequest.view(json_body(body))
+    query, with_pieces = parse_tokenize(given, facts.limits)
 
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Tokenized)
         return tokenize_result(answer, with_pieces=with_pieces)
 
-    return Asked(query, render, model_name(fields))
+    return Asked(query, render, given.model or "")
 
 
 def _detokenize(body: bytes, facts: Facts) -> Asked:
-    fields = json_body(body)
+    given = DetokenizeRequest.view(json_body(body))
 
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Detokenized)
         return detokenize_result(answer)
 
-    return Asked(parse_detokenize(fields, facts.limits), render, model_name(fields))
+    return Asked(parse_detokenize(given, facts.limits), render, given.model or "")
 
 
 def _embedding(body: bytes, facts: Facts) -> Asked:
-    fields = json_body(body)
+    given = NativeEmbeddingRequest.view(json_body(body))
 
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Embedded)
         return embedding_result(answer, norm)
 
-    query, norm = parse_embedding(fields, facts.limits)
-    return Asked(query, render, model_name(fields))
+    query, norm = parse_embedding(given, facts.limits)
+    return Asked(query, render, given.model or "")
 
 
 def _rerank(body: bytes, facts: Facts) -> Asked:

@@ -49,6 +49,8 @@ DEFAULTS = requests.Sampling(temperature=0.8)
 RANDOM_SEED = MAX_SEED + 1
 """Stands for a seed that the server draws, as -1 does."""
 BAN = 100.0
+NONE, MAX_ABSOLUTE, TAXICAB, EUCLIDEAN = -1, 0, 1, 2
+"""How vectors may be normalized."""
 _MAX_TEXT_BYTES = 256
 _MAX_SAMPLERS = 32
 _LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
@@ -368,12 +370,12 @@ class InfillRequest(NativeOptions):
 class NativeEmbeddingRequest(_OfModel):
     content = required(Texts)
     embd_normalize = optional(
-        whole(-1, 2),
+        whole(NONE, EUCLIDEAN),
         (
             "-1: vectors as the model makes them; 0: the largest number is 32760; 1: all numbers add up "
             "to 1, without their signs; 2: vectors of unit length."
         ),
-        default=2,
+        default=EUCLIDEAN,
     )
 
 

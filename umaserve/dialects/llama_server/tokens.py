@@ -5,16 +5,17 @@ from __future__ import annotations
 import orjson
 
 from umaserve.core.queries import Detokenize, Detokenized, Tokenize, Tokenized
+from umaserve.dialects.llama_server.schemas import TokenizeRequest
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, token_ids
-from umaserve.wire.fields import Fields, string
+from umaserve.wire.fields import Fields
 
 
 def parse_tokenize(fields: Fields, limits: RequestLimits) -> tuple[Tokenize, bool]:
     """Parse a body of ``POST /tokenize``, and whether it wants each token's text; raises ``RequestError``."""
-    text = string(fields.values.get("content"), "content", empty=True)
+    given = TokenizeRequest.view(fields)
+    text = given.content
     check_prompt_bytes(len(text.encode()), limits, "content")
-    query = Tokenize(text, fields.boolean("add_special", False), fields.boolean("parse_special", True))
-    return query, fields.boolean("with_pieces", False)
+    return Tokenize(text, given.add_special, given.parse_special), given.with_pieces
 
 
 def tokenize_result(answer: Tokenized, *, with_pieces: bool) -> bytes:
