@@ -28,6 +28,7 @@ from umaserve.dialects.openai.schemas import ChatRequest
 from umaserve.dialects.reference import (
     CACHE_MISS,
     Body,
+    Described,
     Errors,
     Operation,
     Parameter,
@@ -36,7 +37,7 @@ from umaserve.dialects.reference import (
     failed,
     refused,
 )
-from umaserve.wire.declared import array, one_of, string
+from umaserve.wire.declared import array, one_of
 
 ERRORS = Errors(
     "Native",
@@ -44,6 +45,34 @@ ERRORS = Errors(
     refused(forbidden=" and for who is no operator", conflict=", 409 where the model is being loaded or unloaded"),
     failed(unable=", 501 for what this model can't do"),
 )
+
+_MODEL = Parameter(
+    "model",
+    "query",
+    about="Which of the daemon's models; without it the default one. 503 until it has been loaded first.",
+)
+_ANSWERS = Reply(
+    'The whole answer, an array of several, or with `"stream": true` events.',
+    json=one_of(NativeAnswer, array(NativeAnswer)),
+    events=(
+        one_of(NativePiece, NativeAnswer),
+        'One event for each token; the last one of each answer has `"stop": true`. An error ends the stream as an '
+        "event.",
+    ),
+    headers={
+        "x-umaserve-max-tokens": {
+            "description": "The server's --max-tokens, where the operator set it.",
+            "schema": {"type": "integer", "minimum": 1},
+        },
+        "x-umaserve-cache-miss": CACHE_MISS,
+    },
+)
+_HELLO = {"role": "user", "content": "Hello"}
+
+
+def _ok(reply: Described) -> dict[str, Reply]:
+    return {"200": Reply("OK", json=reply)}
+
 
 REFERENCE = Reference(
     "llama.cpp",
@@ -53,10 +82,8 @@ REFERENCE = Reference(
         ("POST", "/completion"): Operation(
             "completeNative",
             "The continuation of a text, as llama-server's own API has it",
-            (
-                "Also at /completions. Fields that are not listed are ignored, id_slot among them. An empty grammar is "
-                "none. A stream in which nothing else comes has a comment every 15 seconds."
-            ),
+            "Also at /completions. Fields that are not listed are ignored, id_slot among them. An empty grammar is "
+            "none. A stream in which nothing else comes has a comment every 15 seconds.",
             body=Body(
                 NativeRequest,
                 {
@@ -81,31 +108,12 @@ REFERENCE = Reference(
                     },
                 },
             ),
-            replies={
-                "200": Reply(
-                    'The whole answer, an array of several, or with `"stream": true` events.',
-                    json=one_of(NativeAnswer, array(NativeAnswer)),
-                    events=(
-                        one_of(NativePiece, NativeAnswer),
-                        (
-                            'One event for each token; the last one of each answer has `"stop": true`. An error ends '
-                            "the stream as an event."
-                        ),
-                    ),
-                    headers={
-                        "x-umaserve-max-tokens": {
-                            "description": "The server's --max-tokens, where the operator set it.",
-                            "schema": {"type": "integer", "minimum": 1},
-                        },
-                        "x-umaserve-cache-miss": CACHE_MISS,
-                    },
-                )
-            },
+            replies={"200": _ANSWERS},
         ),
         ("POST", "/infill"): Operation(
             "infill",
             "What fills a gap in a text",
-            ("For models whose vocabulary has tokens for it; others refuse it. Answers are those of /completion."),
+            "For models whose vocabulary has tokens for it; others refuse it. Answers are those of /completion.",
             body=Body(
                 InfillRequest,
                 {
@@ -117,26 +125,7 @@ REFERENCE = Reference(
                     }
                 },
             ),
-            replies={
-                "200": Reply(
-                    'The whole answer, an array of several, or with `"stream": true` events.',
-                    json=one_of(NativeAnswer, array(NativeAnswer)),
-                    events=(
-                        one_of(NativePiece, NativeAnswer),
-                        (
-                            'One event for each token; the last one of each answer has `"stop": true`. An error ends '
-                            "the stream as an event."
-                        ),
-                    ),
-                    headers={
-                        "x-umaserve-max-tokens": {
-                            "description": "The server's --max-tokens, where the operator set it.",
-                            "schema": {"type": "integer", "minimum": 1},
-                        },
-                        "x-umaserve-cache-miss": CACHE_MISS,
-                    },
-                )
-            },
+            replies={"200": _ANSWERS},
         ),
         ("POST", "/tokenize"): Operation(
             "tokenize",
@@ -148,28 +137,26 @@ REFERENCE = Reference(
                     "pieces": {"content": "Hello 🦙", "add_special": True, "with_pieces": True},
                 },
             ),
-            replies={"200": Reply("OK", json=Tokens)},
+            replies=_ok(Tokens),
         ),
         ("POST", "/detokenize"): Operation(
             "detokenize",
             "The text of tokens",
             body=Body(DetokenizeRequest, {"plain": {"tokens": [19556, 28, 905]}}),
-            replies={"200": Reply("OK", json=Text)},
+            replies=_ok(Text),
         ),
         ("POST", "/apply-template"): Operation(
             "applyTemplate",
             "The prompt that the chat template makes",
-            (
-                "Of a body of /v1/chat/completions, whose other fields are checked and make no difference. "
-                "Tokens that tokenizing adds, such as the start token, are not in the prompt."
-            ),
+            "Of a body of /v1/chat/completions, whose other fields are checked and make no difference. "
+            "Tokens that tokenizing adds, such as the start token, are not in the prompt.",
             body=Body(
                 ChatRequest,
                 {
-                    "plain": {"messages": [{"role": "user", "content": "Hello"}]},
+                    "plain": {"messages": [_HELLO]},
                     "switches": {
                         "messages": [
-                            {"role": "user", "content": "Hello"},
+                            _HELLO,
                             {"role": "assistant", "content": "Hi", "reasoning_content": "A greeting."},
                             {"role": "user", "content": "Why?"},
                         ],
@@ -177,20 +164,13 @@ REFERENCE = Reference(
                     },
                 },
             ),
-            replies={"200": Reply("OK", json=Prompt)},
+            replies=_ok(Prompt),
         ),
         ("GET", "/props"): Operation(
             "props",
             "What is served, and with which defaults",
-            parameters=(
-                Parameter(
-                    "model",
-                    "query",
-                    string(),
-                    ("Which of the daemon's models; without it the default one. 503 until it has been loaded first."),
-                ),
-            ),
-            replies={"200": Reply("OK", json=Props)},
+            parameters=(_MODEL,),
+            replies=_ok(Props),
         ),
         ("POST", "/embedding"): Operation(
             "embedNative",
@@ -200,49 +180,33 @@ REFERENCE = Reference(
                 NativeEmbeddingRequest,
                 {"plain": {"content": "Hello"}, "several": {"content": ["Hello", [504, 2042], [504, " upon"]]}},
             ),
-            replies={"200": Reply("OK", json=array(NativeEmbedding))},
+            replies=_ok(array(NativeEmbedding)),
         ),
         ("GET", "/slots"): Operation(
             "slots",
             "The answers in work",
-            (
-                "As many slots as are decoded at once. For operators: from the daemon's own machine where it "
-                "has no API keys, else with a key of the class operator. Prompts are shown only with "
-                "--slots-prompts."
-            ),
+            "As many slots as are decoded at once. For operators: from the daemon's own machine where it "
+            "has no API keys, else with a key of the class operator. Prompts are shown only with "
+            "--slots-prompts.",
             parameters=(
-                Parameter(
-                    "model",
-                    "query",
-                    string(),
-                    ("Which of the daemon's models; without it the default one. 503 until it has been loaded first."),
-                ),
-                Parameter("fail_on_no_slot", "query", string(), "Anything: the status is 503 where all are taken."),
+                _MODEL,
+                Parameter("fail_on_no_slot", "query", about="Anything: the status is 503 where all are taken."),
             ),
-            replies={"200": Reply("OK", json=array(Slot))},
+            replies=_ok(array(Slot)),
         ),
         ("GET", "/lora-adapters"): Operation(
             "loraAdapters",
             "The LoRA adapters",
             "Scales are each request's own: lora in its body.",
-            parameters=(
-                Parameter(
-                    "model",
-                    "query",
-                    string(),
-                    ("Which of the daemon's models; without it the default one. 503 until it has been loaded first."),
-                ),
-            ),
-            replies={"200": Reply("OK", json=array(LoraAdapter))},
+            parameters=(_MODEL,),
+            replies=_ok(array(LoraAdapter)),
         ),
         ("POST", "/rerank"): Operation(
             "rerank",
             "Documents in the order in which they answer a question",
-            (
-                "Also at /v1/rerank, /v2/rerank, /reranking and /v1/reranking. For reranking models; others "
-                "refuse it with 501. In the form of Jina's API, which Cohere's clients read too, or with "
-                "texts instead of documents in that of TEI. Scores are the model's, unscaled."
-            ),
+            "Also at /v1/rerank, /v2/rerank, /reranking and /v1/reranking. For reranking models; others "
+            "refuse it with 501. In the form of Jina's API, which Cohere's clients read too, or with "
+            "texts instead of documents in that of TEI. Scores are the model's, unscaled.",
             body=Body(
                 RerankRequest,
                 {
@@ -255,24 +219,20 @@ REFERENCE = Reference(
         ("POST", "/models/load"): Operation(
             "loadModel",
             "Load a model before anybody asks for it",
-            (
-                "As if a request waited for it: others that nobody uses make room. The reply comes at once; "
-                "/models says how far it is. 400 where it is loaded already, 404 where there is no such "
-                "model, 503 where it can't fit."
-            ),
+            "As if a request waited for it: others that nobody uses make room. The reply comes at once; "
+            "/models says how far it is. 400 where it is loaded already, 404 where there is no such "
+            "model, 503 where it can't fit.",
             body=Body(ModelToMove, {"plain": {"model": "qwen3-8b"}}),
-            replies={"200": Reply("OK", json=Moved)},
+            replies=_ok(Moved),
         ),
         ("POST", "/models/unload"): Operation(
             "unloadModel",
             "Unload a model",
-            (
-                "Requests that run end before; those that come until then wait, and have it loaded again. "
-                "400 where it is not loaded, or pinned, or the daemon's voice; 409 where it is being loaded "
-                "or unloaded; 404 where there is no such model."
-            ),
+            "Requests that run end before; those that come until then wait, and have it loaded again. "
+            "400 where it is not loaded, or pinned, or the daemon's voice; 409 where it is being loaded "
+            "or unloaded; 404 where there is no such model.",
             body=Body(ModelToMove, {"plain": {"model": "qwen3-8b"}}),
-            replies={"200": Reply("OK", json=Moved)},
+            replies=_ok(Moved),
         ),
     },
 )

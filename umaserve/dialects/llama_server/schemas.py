@@ -51,8 +51,6 @@ RANDOM_SEED = MAX_SEED + 1
 BAN = 100.0
 NONE, MAX_ABSOLUTE, TAXICAB, EUCLIDEAN = -1, 0, 1, 2
 """How vectors may be normalized."""
-_MAX_TEXT_BYTES = 256
-_MAX_SAMPLERS = 32
 _LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
 _ALIASES = {"topk": "top_k", "topp": "top_p", "nucleus": "top_p", "minp": "min_p", "temp": "temperature"}
 
@@ -115,7 +113,7 @@ def _document(given: Any, path: str) -> str:
 
 
 _BIAS = number(-BAN, BAN)
-_BIASED = string(max_bytes=_MAX_TEXT_BYTES)
+_BIASED = string(max_bytes=256)
 _BIAS_OR_BAN = any_of(_BIAS, const(False))
 _BIASES = Kind(
     one_of(
@@ -127,10 +125,10 @@ _BIASES = Kind(
     ).schema,
     _biases,
 )
-_NAMES = strings(_MAX_SAMPLERS, _MAX_SAMPLERS)
+_NAMES = strings(32, 32)
 
 
-class _Params(Declared):
+class _DefaultSampling(Declared):
     seed = required(whole(), "4294967295: a random one.")
     temperature = required(number())
     top_k = required(number())
@@ -141,9 +139,9 @@ class _Params(Declared):
     frequency_penalty = required(number())
 
 
-class _DefaultGenerationSettings(Declared):
+class _Defaults(Declared):
     n_ctx = required(whole(), "Tokens that prompt and answer may have together.")
-    params = required(_Params)
+    params = required(_DefaultSampling)
 
 
 class _Modalities(Declared):
@@ -152,7 +150,7 @@ class _Modalities(Declared):
 
 
 class Props(Declared):
-    default_generation_settings = required(_DefaultGenerationSettings)
+    default_generation_settings = required(_Defaults)
     total_slots = required(whole(), "Sequences decoded at once.")
     model_alias = required(string())
     model_path = required(string(), "The name of the model's file, without its folder.")
@@ -245,6 +243,7 @@ class NativeOptions(Sampling, Computation, Targets, _OfModel, defaults=DEFAULTS)
         Kind(one_of(string(), array(string(), high=MAX_STOPS)).schema, _stop),
         "The text ends before the first of these; empty ones make no difference.",
     )
+    # The inherited logit_bias has biases of token ids only.
     biases = optional(
         _BIASES,
         "Token ids, or texts for all their tokens, and what is added to their weight: -100 and false ban, 100 forces.",
@@ -371,10 +370,8 @@ class NativeEmbeddingRequest(_OfModel):
     content = required(Texts)
     embd_normalize = optional(
         whole(NONE, EUCLIDEAN),
-        (
-            "-1: vectors as the model makes them; 0: the largest number is 32760; 1: all numbers add up "
-            "to 1, without their signs; 2: vectors of unit length."
-        ),
+        "-1: vectors as the model makes them; 0: the largest number is 32760; 1: all numbers add up to 1, without "
+        "their signs; 2: vectors of unit length.",
         default=EUCLIDEAN,
     )
 
