@@ -83,7 +83,7 @@ class Field(Generic[T_co]):
         return self.kind.read(value, given.name(self.key))
 
     def with_default(self, default: object) -> Self:
-        """The same field with another default, if it has one."""
+        """A copy of this field with another default, if it has one."""
         made = copy.copy(self)
         made.default = None if self.default is None else default
         return made

@@ -43,8 +43,8 @@ def native_request(fields: Fields, limits: RequestLimits, new_id: str, adapters:
     """Parse a body of ``POST /completion``; raises ``RequestError``. ``adapters``: the names of the server's,
     which requests name by number."""
     given = schemas.NativeRequest(_in_our_words(fields, adapters))
-    prompt = Fields({"prompt": _without_media(given.values.get("prompt"))})
-    prompts = inputs(prompt, "prompt", limits, MAX_PROMPTS, empty=True)
+    texts = Fields({"prompt": _without_media(given.values.get("prompt"))})
+    prompts = inputs(texts, "prompt", limits, MAX_PROMPTS, empty=True)
     one = _parameters(given, limits, new_id)
     n = given.n_cmpl or given.n or 1
     if n * len(prompts) > MAX_GENERATIONS:
