@@ -42,7 +42,7 @@ def with_options(
 def check_load_options(given: OllamaLoadOptions, info: ModelInfo | None) -> None:
     """Check the options that load a model in Ollama. Here they change nothing, but a context that is too long is
     refused."""
-    for name in OllamaLoadOptions.field_names():
+    for name in OllamaLoadOptions.declared:
         getattr(given, name)
     n_ctx = given.num_ctx
     if n_ctx is not None and info is not None and n_ctx > info.context_tokens:

@@ -13,7 +13,7 @@ from umaserve.dialects.grammars import ANY_OBJECT, MAX_SCHEMA_BYTES
 from umaserve.dialects.openai.schemas import Tool, ToolChoice
 from umaserve.dialects.openai.turns import MAX_TOOLS
 from umaserve.dialects.parameters import MAX_ID_BYTES, MAX_TURNS, ROLES
-from umaserve.dialects.schemas import MAX_SEED, Sampling, Targets
+from umaserve.dialects.schemas import Sampling, Targets
 from umaserve.wire import fields
 from umaserve.wire.declared import (
     Declared,
@@ -37,7 +37,7 @@ from umaserve.wire.long_texts import as_string
 
 DEFAULTS = requests.Sampling(temperature=0.8, top_k=40, top_p=0.9, min_p=0.0, repeat_penalty=1.1)
 """Defaults that Ollama documents."""
-MAX_WHOLE = 2**31 - 1
+_MAX_WHOLE = 2**31 - 1
 _MAX_TEXTS = 256
 _MAX_DURATION_BYTES = 64
 _LEVELS = ("low", "medium", "high")
@@ -60,8 +60,8 @@ def _image(given: Any, path: str) -> Image:
 
 
 def _seed(given: Any, path: str) -> int | None:
-    seed = integer(given, path, -MAX_WHOLE - 1)
-    return None if seed < 0 else integer(seed, path, 0, MAX_SEED)
+    seed = integer(given, path, -_MAX_WHOLE - 1)
+    return None if seed < 0 else Sampling.seed.kind.read(seed, path)
 
 
 def _length(given: Any, path: str) -> int | None:
@@ -119,7 +119,7 @@ def _texts(given: Any, path: str) -> tuple[str, ...]:
 
 
 _IMAGE = Kind(string(1, description="Base64, without a data: URL.").schema, _image)
-_SEED = Kind(whole(-MAX_WHOLE - 1, MAX_SEED).schema, _seed)
+_SEED = Kind(Sampling.seed.kind.schema | {"minimum": -_MAX_WHOLE - 1}, _seed)
 _LENGTH = Kind(one_of(whole(1), choice(*_UNLIMITED)).schema, _length)
 _FORMAT = Kind(one_of(choice("json", "", None), value(type="object")).schema, _format)
 _THINK = Kind(choice(True, False, *_LEVELS).schema, _think)
@@ -140,14 +140,11 @@ class OllamaRequest(Declared):
 
 
 class OllamaLoadOptions(Declared):
-    num_ctx = optional(
-        whole(1, MAX_WHOLE), "At most the daemon's context, which doesn't change; a longer one is refused."
-    )
-    num_keep = optional(whole(-1, MAX_WHOLE))
-    num_batch = optional(whole(-1, MAX_WHOLE))
-    num_gpu = optional(whole(-1, MAX_WHOLE))
-    main_gpu = optional(whole(-1, MAX_WHOLE))
-    num_thread = optional(whole(-1, MAX_WHOLE))
+    num_keep = optional(whole(-1, _MAX_WHOLE))
+    num_batch = optional(whole(-1, _MAX_WHOLE))
+    num_gpu = optional(whole(-1, _MAX_WHOLE))
+    main_gpu = optional(whole(-1, _MAX_WHOLE))
+    num_thread = optional(whole(-1, _MAX_WHOLE))
     numa = optional(boolean())
     low_vram = optional(boolean())
     f16_kv = optional(boolean())
@@ -157,6 +154,9 @@ class OllamaLoadOptions(Declared):
     use_mlock = optional(boolean())
     embedding_only = optional(boolean())
     penalize_newline = optional(boolean())
+    num_ctx = optional(
+        whole(1, _MAX_WHOLE), "At most the daemon's context, which doesn't change; a longer one is refused."
+    )
 
 
 class OllamaOptions(Sampling, OllamaLoadOptions, defaults=DEFAULTS):
