@@ -10,10 +10,10 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.requests import SAMPLERS
 from umaserve.dialects.openai.requests import MAX_CHOICES
 from umaserve.dialects.openai.schemas import PromptProgress, Texts, Timings
-from umaserve.dialects.parameters import MAX_ID_BYTES
 from umaserve.dialects.schemas import (
     MAX_ADAPTERS,
     MAX_BIASES,
+    MAX_ID_BYTES,
     MAX_SCALE,
     MAX_SEED,
     MAX_STOPS,
