@@ -27,9 +27,13 @@ C = TypeVar("C", bound="DataclassInstance")
 # Declaring settings.
 
 
-def setting(default: T, kind: Kind[T], group: str, help: str, *, env: str = "") -> T:
-    """Declare a field. ``env``: its environment variable, if it isn't the program's prefix and the key."""
-    of = {"kind": kind, "group": group, "help": help, "env": env}
+def setting(default: T, kind: Kind[T], group: str, help: str, *, about: str = "", env: str = "") -> T:
+    """Declare a field.
+
+    ``help`` says in a line what it is for, for ``--help``; ``about`` explains it, in paragraphs that are lines; empty:
+    ``help`` does. ``env``: its environment variable, if it isn't the program's prefix and the key.
+    """
+    of = {"kind": kind, "group": group, "help": help, "about": about, "env": env}
     return field(default=default, repr=not kind.secret, metadata=of)
 
 
@@ -65,6 +69,8 @@ class Setting(NamedTuple):
     kind: Kind[Any]
     group: str
     help: str
+    about: str
+    """The explanation, in paragraphs that are lines; ends with a full stop."""
 
 
 # Loading settings.
@@ -183,7 +189,7 @@ class Settings(Generic[C]):
             of = one.metadata
             flag = "--" + one.name.replace("_", "-")
             env = of["env"] or self._prefix + one.name.upper()
-            yield Setting(one.name, flag, env, one.default, of["kind"], of["group"], of["help"])
+            yield Setting(one.name, flag, env, one.default, of["kind"], of["group"], of["help"], of["about"])
 
     def _from_file(self, name: str, table: Mapping[str, object]) -> Iterator[_Given]:
         shown = printable(name)

@@ -1,0 +1,220 @@
+"""Settings of the daemon: HTTP and WebSocket: addresses, keys, who may connect, and what is kept for clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from umaserve.settings.kinds import GIB, MIB, TIB, address, path, real, size, switch, words
+from umaserve.settings.sources import setting
+
+
+@dataclass(frozen=True)
+class Http:
+    """HTTP and WebSocket: addresses, keys, who may connect, and what is kept for clients."""
+
+    http: str = setting(
+        "",
+        address(or_empty=True),
+        "http",
+        "address for HTTP and WebSocket; empty: off; port 0: any free port",
+        about='The address for HTTP and WebSocket, as HOST:PORT; an IPv6 address is in brackets, "[::1]:8080". Port '
+        "0: any free port. Empty, the default: off. Addresses other than loopback need api_keys, or insecure. "
+        "If neither this nor http_socket is set, and no service manager starts the daemon, it takes "
+        "127.0.0.1:8080 where that is free.",
+    )
+    http_socket: str = setting(
+        "",
+        path(or_empty=True),
+        "http",
+        "Unix socket for HTTP and WebSocket, with the permissions of socket_mode; empty: none",
+        about="A Unix socket for HTTP and WebSocket, for example for a proxy on this machine. Its permissions are "
+        "socket_mode. Empty: none.",
+    )
+    ollama: bool = setting(
+        False,
+        switch(),
+        "http",
+        "listen for HTTP on 127.0.0.1:11434 too, where Ollama's clients look; without TLS",
+        about="Whether to listen for HTTP on 127.0.0.1:11434 too, where Ollama's clients look for a server. All paths "
+        "are served there, without TLS.",
+    )
+    tls_cert: str = setting(
+        "",
+        path(or_empty=True),
+        "http",
+        "PEM file of the certificate and its chain; with tls_key, http uses TLS",
+        about="PEM file of the certificate, with the chain that leads to it. With tls_cert and tls_key, http accepts "
+        "only TLS.",
+    )
+    tls_key: str = setting(
+        "",
+        path(or_empty=True),
+        "http",
+        "PEM file of the certificate's private key",
+        about="PEM file of the certificate's private key. Both files must be given, or neither.",
+    )
+    api_keys: str = setting(
+        "",
+        path(or_empty=True),
+        "http",
+        "file of API keys (umaserve keys add); with it, every HTTP request except /health needs a key",
+        about='File of API keys. "umaserve keys add NAME" makes the file and each key, "umaserve keys revoke NAME" '
+        "makes a key invalid; a running daemon follows within about a second. With this file, every HTTP "
+        "request except /health needs a key. Empty: no keys are needed.",
+    )
+    insecure: bool = setting(
+        False,
+        switch(),
+        "http",
+        "allow addresses other than loopback for http without API keys, and for wyoming",
+        about="Whether http may listen on an address other than loopback without api_keys, and wyoming on one at all. "
+        "Whoever reaches the port may then use the model.",
+    )
+    allow_host: tuple[str, ...] = setting(
+        (),
+        words(),
+        "http",
+        "host names to accept in the Host header, besides loopback and the address of http; *: any",
+        about="Host names, at most 64, to accept in the Host header, besides those of loopback and the address of "
+        'http; for example ["box.example.org"]. Rejecting all others protects against DNS rebinding: web pages '
+        'cannot reach the daemon under a name of their own. ["*"]: any.',
+    )
+    allow_origin: tuple[str, ...] = setting(
+        (),
+        words(),
+        "http",
+        "web origins whose pages may connect, besides those of loopback and of this server; *: any",
+        about="Web origins, at most 64, whose pages may connect, besides those of loopback and of the daemon itself; "
+        'for example ["https://example.org"]. ["*"]: any.',
+    )
+    cors_origin: tuple[str, ...] = setting(
+        (),
+        words(),
+        "http",
+        "web origins whose pages may read replies (CORS); *: any",
+        about='Web origins, at most 64, whose pages may read replies (CORS), for example ["https://example.org"]. '
+        '["*"]: any.',
+    )
+    header_timeout: float = setting(
+        10.0,
+        real("seconds", 0.05, 3600),
+        "http",
+        "refuse a request whose head takes longer to arrive",
+        about="Seconds, 0.05 to 3600, in which the head of an HTTP request must arrive.",
+    )
+    body_timeout: float = setting(
+        30.0,
+        real("seconds", 0.05, 3600),
+        "http",
+        "refuse a request whose body takes longer to arrive",
+        about="Seconds, 0.05 to 3600, in which the body of an HTTP request must arrive. The 128 MiB of max_chat_bytes "
+        "in 30 s are 36 Mbit/s; clients on slower lines need more time, or must send less.",
+    )
+    ping_interval: float = setting(
+        20.0,
+        real("seconds", 0.05, 3600),
+        "http",
+        "ping a WebSocket that is silent for this long, and close it after as long again",
+        about="Seconds, 0.05 to 3600, after which a silent WebSocket gets a ping. It is closed if it stays silent for "
+        "as long again.",
+    )
+    resume_window: float = setting(
+        60.0,
+        real("seconds", 0, 3600),
+        "http",
+        "keep the generation of a lost WebSocket for this long, so that its client can resume it; 0: off",
+        about="Seconds, 0 to 3600, for which the generation of a lost WebSocket is kept, so that its client can "
+        "resume it. 0: off.",
+    )
+    resume_bytes: int = setting(
+        16 * MIB,
+        size(0, GIB),
+        "http",
+        "memory for all generations of lost WebSockets",
+        about="Memory for all these generations together, 0 to 1GiB.",
+    )
+    resume_file: str = setting(
+        "",
+        path(or_empty=True),
+        "http",
+        "file for those that outlast drain_timeout, which clients can then resume at the next daemon; empty: none",
+        about="File for generations that outlast drain_timeout, and for those of lost WebSockets, at the daemon's "
+        "end: their clients can resume them at the next daemon, which deletes it. No larger than resume_bytes. "
+        "Empty: they end with the daemon. conf/umaserve.service sets it.",
+    )
+    feedback_log: str = setting(
+        "",
+        path(or_empty=True),
+        "http",
+        "file to which clients' feedback is appended, as JSON lines; empty: off",
+        about="File to which clients' feedback is appended, one line of JSON each. Empty: feedback is not kept.",
+    )
+    recordings: str = setting(
+        "",
+        path(or_empty=True),
+        "http",
+        "folder in which the conversations of /ws/chat are recorded; empty: off",
+        about="Folder in which the conversations of /ws/chat are recorded: the request with all media, the answer, "
+        "and the speech. Only the daemon's user can read them. The folder is made if it is missing. Empty: off.",
+    )
+    recordings_bytes: int = setting(
+        GIB,
+        size(MIB, TIB),
+        "http",
+        "disk space for all complete recordings; the oldest are deleted first",
+        about="Disk space for all complete recordings, 1MiB to 1TiB; the oldest are deleted first. Incomplete ones "
+        "may take as much again.",
+    )
+    recordings_age: float = setting(
+        30.0,
+        real("days", 0, 36500),
+        "http",
+        "delete recordings that are older; 0: never",
+        about="Days, 0 to 36500, after which a recording is deleted. 0: never.",
+    )
+    ref_audio: str = setting(
+        "",
+        path(or_empty=True),
+        "http",
+        "sound file of the default voice to clone, which clients can fetch; empty: none",
+        about="Sound file of a voice: the default for voice cloning, whose first 60 seconds clients can fetch from "
+        "/api/default_ref_audio. A WAV file, for example, or raw mono float32 of 16 kHz as .f32 or .pcm. Only "
+        "voices of tts_model can clone. Empty: none.",
+    )
+    page: bool = setting(
+        True,
+        switch(),
+        "http",
+        "serve a page for browsers at /, to talk to the models",
+        about="Whether browsers get a page at /, to talk to the models. It needs no key, but asks for one where the "
+        "API does.",
+    )
+    slots_prompts: bool = setting(
+        False,
+        switch(),
+        "http",
+        "show the prompts of all clients in /slots",
+        about="Show the prompts of all clients in /slots.",
+    )
+    llama_metrics: bool = setting(
+        False,
+        switch(),
+        "http",
+        "add metrics with llama-server's names to /metrics",
+        about="Add metrics with llama-server's names (llamacpp:...) to /metrics.",
+    )
+    vllm_metrics: bool = setting(
+        False,
+        switch(),
+        "http",
+        "add metrics with vLLM's names to /metrics, for gateways and dashboards",
+        about="Add metrics with vLLM's names (vllm:...) to /metrics, by the label model_name, for gateways and "
+        "dashboards made for them.",
+    )
+    debug_echo: bool = setting(
+        False,
+        switch(),
+        "http",
+        "serve /debug/echo, for conformance tests",
+        about="Whether to serve /debug/echo, which sends back what it receives, for conformance tests.",
+    )
