@@ -54,6 +54,13 @@ def test_each_page_can_be_found(hub: str, folder: str) -> None:
     assert linked == {by_path(page) for page in (ROOT / folder).glob("*.md")}
 
 
+def test_each_page_of_the_reference_can_be_found() -> None:
+    linked = {
+        name for page in GUIDE.glob("*.md") for name in re.findall(r"\]\(\.\./api/([\w-]+\.md)", page.read_text())
+    }
+    assert linked == {page.name for page in (ROOT / "docs/api").glob("*.md")}
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
