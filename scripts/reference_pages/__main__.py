@@ -6,10 +6,15 @@ import sys
 from pathlib import Path
 
 from annotated_toml import annotated_toml
+from http_page import daemon_page, relay_page
+from metrics_page import metrics_page
 from settings_page import settings_page
 
 FILES = {
     "conf/umaserve.toml": annotated_toml,
+    "docs/api/http.md": daemon_page,
+    "docs/api/metrics.md": metrics_page,
+    "docs/api/relay.md": relay_page,
     "docs/api/settings.md": settings_page,
 }
 

@@ -37,8 +37,13 @@ def escaped(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Paragraphs in lines of the usual width; those of ``text`` are its lines."""
-    paragraphs = (escaped(paragraph) for paragraph in text.split("\n") if paragraph)
+    """Paragraphs of text without Markdown, but for code; they are the lines of ``text``."""
+    return marked(escaped(text))
+
+
+def marked(text: str) -> str:
+    """Paragraphs of Markdown in lines of the usual width; they are the lines of ``text``."""
+    paragraphs = [paragraph for paragraph in text.split("\n") if paragraph]
     lines = (wrap(each, WIDTH, break_on_hyphens=False, break_long_words=False) for each in paragraphs)
     return "\n\n".join(map("\n".join, lines)) + "\n"
 
