@@ -44,8 +44,15 @@ def variants(schema: Schema) -> list[Schema]:
         if union in schema:
             rest = {key: value for key, value in schema.items() if key not in (union, "description", "default")}
             given = (one for one in schema[union] if one not in _NULL)
-            return [each for one in given for each in variants({**rest, **one})]
+            return [each for one in given for each in variants(_both(rest, one))]
     return [schema]
+
+
+def _both(schema: Schema, variant: Schema) -> Schema:
+    """What a schema and one of its variants say together."""
+    properties = {**schema.get("properties", {}), **variant.get("properties", {})}
+    required = [*schema.get("required", ()), *variant.get("required", ())]
+    return {**schema, **variant, **({"properties": properties} if properties else {}), "required": required}
 
 
 def references(schema: Any) -> Iterator[str]:
