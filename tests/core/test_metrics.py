@@ -152,6 +152,8 @@ def test_the_exposition_has_each_flat_value_by_its_kind() -> None:
     assert sample(families["umaserve_rss_bytes"], "umaserve_rss_bytes") == 12345
     assert sample(families["umaserve_uptime_s"], "umaserve_uptime_s") == 0.25
     assert sample(families["umaserve_info"], "umaserve_info", model='a "name"\\', state="ready") == 1
+    cells = exposed(metrics, {"kv_cells_total": 400})["umaserve_kv_cells_total"]
+    assert (cells.type, sample(cells, "umaserve_kv_cells_total")) == ("gauge", 400), "cells are no events"
     for name, value in metrics.snapshot().items():
         family = families[f"umaserve_{name}".removesuffix("_total")]
         assert sample(family, f"umaserve_{name}") == value
@@ -238,7 +240,7 @@ def test_the_exposition_has_families_of_models() -> None:
     page = exposition(None, {}, {"chat": chat, 'a"b\\': odd}).decode()
     families = {family.name: family for family in text_string_to_metric_families(page)}
     for name, about in MODEL_HELP.items():
-        family = families[f"umaserve_model_{name.removesuffix('_total')}"]
+        family = families[f"umaserve_model_{name if name == 'kv_cells_total' else name.removesuffix('_total')}"]
         assert family.documentation == about
         assert {sample.labels["model"] for sample in family.samples} == {"chat", 'a"b\\'}
     states = {

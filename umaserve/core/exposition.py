@@ -86,6 +86,8 @@ HELP = {
 """Meanings of the flat metrics of the daemon and the relay."""
 
 
+_GAUGES = {"kv_cells_total"}
+"""Metrics that are no counters although their names end like those of counters."""
 MODEL_STATES = ("unloaded", "loading", "loaded", "unloading", "failed")
 MODEL_HELP = {
     "state": "1 for the state that the model is in, 0 for the others.",
@@ -131,8 +133,12 @@ def exposition(
     return generate_latest(whole)
 
 
+def _kind(name: str) -> type[CounterMetricFamily] | type[GaugeMetricFamily]:
+    return CounterMetricFamily if name.endswith("_total") and name not in _GAUGES else GaugeMetricFamily
+
+
 class _Snapshot(Collector):
-    """A collector of flat metrics; those named ``…_total`` are counters."""
+    """A collector of flat metrics."""
 
     def __init__(self, values: Mapping[str, int | float | str]) -> None:
         self._values = values
@@ -143,10 +149,8 @@ class _Snapshot(Collector):
             about = HELP.get(name, name)
             if isinstance(value, str):
                 texts[name] = value
-            elif name.endswith("_total"):
-                yield CounterMetricFamily(f"umaserve_{name}", about, value=value)
             else:
-                yield GaugeMetricFamily(f"umaserve_{name}", about, value=value)
+                yield _kind(name)(f"umaserve_{name}", about, value=value)
         yield InfoMetricFamily("umaserve", "State of the server, and what it serves.", value=texts)
 
 
@@ -165,8 +169,7 @@ class _Models(Collector):
         for name, about in MODEL_HELP.items():
             if name == "state":
                 continue
-            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            family = kind(f"umaserve_model_{name}", about, labels=["model"])
+            family = _kind(name)(f"umaserve_model_{name}", about, labels=["model"])
             for model, values in self._models.items():
                 family.add_metric([model], float(values[name]))
             yield family
