@@ -67,7 +67,7 @@ example: a secret, a relay, a daemon as its worker, and a request
 
 Clients from other machines need keys, which an operator makes over HTTP:
   openssl rand -hex 32 > token; chmod 600 token
-  umaserve relay --listen 0.0.0.0:8090 --worker-secret-file secret --client-keys keys.db --admin-token-file token &
+  umaserve relay --listen 0.0.0.0:8090 --worker-secret-file secret --client-keys keys.json --admin-token-file token &
   curl http://127.0.0.1:8090/admin/keys -H "Authorization: Bearer $(cat token)" -H 'Content-Type: application/json' \\
       -d '{"name": "alice"}'
 """

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from umaserve.access.keys import Key, KeyFile
 from umaserve.core.errors import Fault, RequestError
 from umaserve.sessions.caller import Caller
-from umaserve.sessions.rates import RateLimits
 from umaserve.settings.addresses import is_loopback, is_wildcard, parse_address
 from umaserve.wire.http_head import Refusal, Request, parse_authority, shown
 from umaserve.wire.multipart import MULTIPART
@@ -46,9 +46,8 @@ class Names(NamedTuple):
 class Gate:
     """Checks requests before any route sees them. Refuses by raising ``Refusal`` or ``RequestError``."""
 
-    def __init__(self, names: Names, keys: KeyFile | None, now: Callable[[], float]) -> None:
+    def __init__(self, names: Names, keys: KeyFile | None) -> None:
         self._keys = keys
-        self._now = now
         self._warned_of_proxy = False
         self._hosts = {host.lower() for host in names.allow_host}
         if names.address:
@@ -130,41 +129,48 @@ class Gate:
                 return offered.removeprefix(KEY_SUBPROTOCOL)
         return None
 
-    def caller(self, request: Request, dialect: str, peer: str) -> Caller:
-        """The caller of a request. If keys are needed, raises ``RequestError`` for one that is missing or unknown."""
+    def key_of(self, request: Request) -> Key | None:
+        """The key of a request; ``None`` if none is needed. Raises ``RequestError`` for one that is missing or
+        unknown."""
         if self._keys is None:
-            if not self._warned_of_proxy and _is_local(peer) and any(map(request.header, _FORWARDED)):
-                self._warned_of_proxy = True
-                log.warning(
-                    "requests come through a proxy on this machine, and there are no API keys: all its clients count as"
-                    " local users, who are operators: set --api-keys, or have the proxy authenticate them"
-                )
-            return Caller(dialect, peer, operator=_is_local(peer))
+            return None
         presented = self.presented_key(request)
-        caller = None if presented is None else self.caller_by_key(presented, dialect, peer)
-        if caller is None:
-            raise unauthorized(presented)
-        return caller
+        key = None if presented is None else self._keys.match(presented)
+        if key is None:
+            found = "none" if presented is None else "one that is not known"
+            ways = "Authorization: Bearer …, or x-api-key: …"
+            raise RequestError(Fault.UNAUTHORIZED, "Authorization", f"expected an API key ({ways}), got {found}")
+        return key
 
-    def caller_by_key(self, presented: str, dialect: str, peer: str) -> Caller | None:
-        """The caller with this key; ``None`` if it is unknown."""
-        key = None if self._keys is None else self._keys.match(presented, self._now())
-        return None if key is None else _caller_of(key, dialect, peer)
+    def caller(self, request: Request, dialect: str, peer: str) -> Caller:
+        """The caller of a request; raises ``RequestError`` as ``key_of``."""
+        key = self.key_of(request)
+        if key is not None:
+            return _granted(Caller(dialect, peer), key)
+        if not self._warned_of_proxy and _is_local(peer) and any(map(request.header, _FORWARDED)):
+            self._warned_of_proxy = True
+            log.warning(
+                "requests come through a proxy on this machine, and there are no API keys: all its clients count as"
+                " local users, who are operators: set --api-keys, or have the proxy authenticate them"
+            )
+        return Caller(dialect, peer, operator=_is_local(peer))
 
-    def still_knows(self, caller: Caller) -> bool:
-        """Whether the caller's key is still valid."""
-        return self._keys is None or self._keys.holds(caller.key, self._now())
+    def with_key(self, caller: Caller, presented: str) -> Caller | None:
+        """The caller with what this key grants; ``None`` if it is unknown."""
+        key = None if self._keys is None else self._keys.match(presented)
+        return None if key is None else _granted(caller, key)
+
+    def renewed(self, caller: Caller) -> Caller | None:
+        """The caller with what its key grants by now; ``None`` if it is no longer valid."""
+        if self._keys is None:
+            return caller
+        key = self._keys.named(caller.key)
+        return None if key is None else _granted(caller, key)
 
     def still_operates(self, caller: Caller) -> bool:
         """Whether the caller's key, if one is needed, still is an operator's."""
-        return self._keys is None or self._keys.operates(caller.key, self._now())
-
-
-def unauthorized(presented: str | None) -> RequestError:
-    """The error for a request with an unknown key or without one."""
-    found = "none" if presented is None else "one that is not known"
-    ways = "Authorization: Bearer …, or x-api-key: …"
-    return RequestError(Fault.UNAUTHORIZED, "Authorization", f"expected an API key ({ways}), got {found}")
+        renewed = self.renewed(caller)
+        return renewed is not None and renewed.operator
 
 
 def check_json(request: Request) -> None:
@@ -190,9 +196,10 @@ def _is_from_browser(request: Request) -> bool:
     return request.header("origin") is not None or request.header("sec-fetch-site") is not None
 
 
-def _caller_of(key: Key, dialect: str, peer: str) -> Caller:
-    limits = RateLimits(key.requests_per_minute, key.tokens_per_minute)
-    return Caller(dialect, peer, key.name, key.priority, limits, operator=key.operator)
+def _granted(caller: Caller, key: Key) -> Caller:
+    return replace(
+        caller, key=key.name, priority=key.priority, limits=key.limits, models=key.models, operator=key.operator
+    )
 
 
 def _is_local(peer: str) -> bool:

@@ -108,6 +108,12 @@ class ModelNotFound(RequestError):
         return ModelNotFound(self.model)
 
 
+def model_not_granted(model: str) -> RequestError:
+    """The error for a model that the client's key may not use."""
+    expected = "expected a model that GET /v1/models lists for this key"
+    return RequestError(Fault.MODEL_NOT_FOUND, "model", f"{expected}, got {model[:64]}")
+
+
 class ModelAwaited(RequestError):
     """A request that can't be read before the model that it names is loaded; ``model`` is that name."""
 

@@ -101,8 +101,7 @@ class Server:
         self._content_filter = content_filter.load(config.content_filter) if config.content_filter else None
         self._gate = Gate(
             Names(config.http, config.allow_host, config.allow_origin, config.cors_origin),
-            KeyFile(config.api_keys) if config.api_keys else None,
-            loop.now,
+            KeyFile(config.api_keys, loop.now) if config.api_keys else None,
         )
         self._models = Models(
             loop,

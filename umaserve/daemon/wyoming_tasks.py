@@ -169,7 +169,7 @@ class Transcription:
     def take(self, event: Event) -> None:
         if event.type == "transcribe":
             self._listening = requests.listening(event.data)
-        info = self._services.models.info(self._listening.model)
+        info = self._services.models.info(self._listening.model, self._caller)
         # One that has not been loaded yet is loaded for the transcript, and then refuses what it can't take.
         if info is not None and not info.hears:
             problem = "can't be used: this daemon's model takes no audio; its operator can load one that hears"

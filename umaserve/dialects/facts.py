@@ -39,9 +39,10 @@ class Facts:
     limits: RequestLimits
     model: Callable[[str], ModelInfo | None]
     """The model that is meant by a name, the default one by an empty name; ``None``: it has not been loaded yet. Raises
-    ``ModelNotFound`` for an unknown name where the operator wants names to be strict."""
+    ``RequestError`` for an unknown name where the operator wants names to be strict, and for a model that the client's
+    key may not use."""
     models: Callable[[], Sequence[ListedModel]]
-    """All models that the daemon may serve, the default one first."""
+    """The models that the daemon may serve to the client, the default one first."""
     load: Callable[[str], None]
     """Has the model of that name loaded. Raises ``RequestError`` where there is none, or it can't be."""
     unload: Callable[[str], None]

@@ -11,9 +11,9 @@ from umaserve.dialects.facts import Facts
 
 
 def find_model(models: Sequence[ListedModel], name: str) -> ListedModel | None:
-    """The one of ``models`` that is called ``name``; the first one is the default."""
+    """The one of ``models`` that is called ``name``."""
     if name == DEFAULT:
-        return models[0]
+        return next((model for model in models if model.default), None)
     found = (model for one in spellings(name) for model in models if one in (model.name, *model.aliases))
     return next(found, None)
 

@@ -47,7 +47,7 @@ class ModelSessions:
         arrived_at: float | None = None,
     ) -> None:
         try:
-            host = self._models.choose(request.model)
+            host = self._models.choose(request.model, session.caller)
         except RequestError as error:
             error.request_id = request.id
             session.request, session.requested_at = request, now if arrived_at is None else arrived_at
@@ -59,7 +59,7 @@ class ModelSessions:
 
     def take_over(self, session: Session, request: Generate, begun: Resumed, now: float) -> None:
         """Take over a request, as in ``SessionManager``; raises ``RequestError`` where the model isn't there."""
-        host = self._models.choose(request.model)
+        host = self._models.choose(request.model, session.caller)
         if host.name != begun.model:
             raise ModelNotFound(begun.model)
         session.model = host.name

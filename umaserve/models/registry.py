@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from umaserve.core.errors import Fault, ModelNotFound, RequestError
+from umaserve.core.errors import Fault, ModelNotFound, RequestError, model_not_granted
 from umaserve.core.events import ListedModel, ModelInfo, ModelState
 from umaserve.core.metrics import ServingMetrics
+from umaserve.core.model_names import DEFAULT
 from umaserve.models import residency
 from umaserve.models.engine_supervisor import NewEngine
 from umaserve.models.engine_threads import EngineThreads
@@ -103,23 +104,27 @@ class Models:
         """The default one first."""
         return iter(self._hosts.values())
 
-    def choose(self, name: str) -> ModelHost:
+    def choose(self, name: str, caller: Caller | None) -> ModelHost:
         """The model that is meant by a request's ``name``. Raises ``RequestError`` if there is none, and the operator
-        wants no other instead."""
-        return self._hosts[self._catalogue.choose(name).name]
+        wants no other instead, or if it isn't for ``caller``; ``None``: any."""
+        host = self._hosts[self._catalogue.choose(name).name]
+        if caller is not None and not caller.may_use(host.name, host.spec.aliases):
+            raise model_not_granted(name or DEFAULT)
+        return host
 
     def of(self, session: Session) -> ModelHost:
         """The model that answers it."""
         return self._hosts.get(session.model, self.default)
 
-    def info(self, name: str) -> ModelInfo | None:
-        """Properties of the model that is meant by ``name``; ``None`` if it has not been loaded yet."""
-        return self.choose(name).info
+    def info(self, name: str, caller: Caller | None) -> ModelInfo | None:
+        """Properties of the model that is meant by ``name``, as ``choose``; ``None`` if it has not been loaded yet."""
+        return self.choose(name, caller).info
 
-    def listed(self) -> Sequence[ListedModel]:
-        """Models of the catalogue, the default one first."""
+    def listed(self, caller: Caller | None = None) -> Sequence[ListedModel]:
+        """Models of the catalogue, of ``caller`` those for it, the default one first."""
         now, clock = self._loop.now(), time.time()
-        return [self._listed(self._hosts[spec.name], clock - now) for spec in self._catalogue.models]
+        models = [self._listed(self._hosts[spec.name], clock - now) for spec in self._catalogue.models]
+        return [model for model in models if caller is None or caller.may_use(model.name, model.aliases)]
 
     def _listed(self, host: ModelHost, since_1970: float) -> ListedModel:
         used, state = host.last_used_at, host.state
@@ -140,15 +145,15 @@ class Models:
             room_bytes=None if state in (State.LOADED, State.UNLOADING) else self._room_bytes,
         )
 
-    def ask(self, name: str, question: Question) -> None:
+    def ask(self, name: str, question: Question, caller: Caller) -> None:
         """Ask the model that is meant by ``name``; as ``Questions.ask``."""
-        host = self.choose(name)
+        host = self.choose(name, caller)
         host.ask(question)
         self.see_to(host)
 
-    def when_loaded(self, name: str, then: Callable[[RequestError | None], None]) -> Callable[[], None]:
+    def when_loaded(self, name: str, then: Callable[[RequestError | None], None], caller: Caller) -> Callable[[], None]:
         """Call ``then``, as ``ModelHost.when_loaded``, of the model that is meant by ``name``."""
-        host = self.choose(name)
+        host = self.choose(name, caller)
         forget = host.when_loaded(then)
         self.see_to(host)
         return forget

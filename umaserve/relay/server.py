@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from umaserve.access.attempts import FailedAttempts
-from umaserve.access.client_keys import ClientKeys
 from umaserve.access.gate import Gate, Names
+from umaserve.access.keys import KeyFile
 from umaserve.core.errors import ConfigError
 from umaserve.core.exposition import exposition
 from umaserve.http.connection import Client, HttpConnection
@@ -63,12 +63,12 @@ class RelayServer:
         )
         self._traces = _traces(config.otel_endpoint) if config.otel_endpoint else None
         self._pool = Pool(self._loop, limits, None if self._traces is None else self._traces.follow)
-        self._keys = keys = ClientKeys(config.client_keys, self._loop.now) if config.client_keys else None
+        keys = KeyFile.made(config.client_keys, self._loop.now) if config.client_keys else None
         names = Names(config.listen, config.allow_host, config.allow_origin, config.cors_origin)
-        gate = Gate(names, None, self._loop.now)
+        gate = Gate(names, keys)
         self._accounts = Accounts(keys, self._loop.now) if keys is not None else None
         failed = FailedAttempts(self._loop.now)
-        self._doors = doors = Doors(gate, self._read_worker_secret(), keys, self._accounts, failed)
+        self._doors = doors = Doors(gate, self._read_worker_secret(), self._accounts, failed)
         # Counted separately: workers with a wrong secret must not lock out operators at the same address.
         attempts = FailedAttempts(self._loop.now)
         self._admin = admin = Admin(
@@ -124,8 +124,6 @@ class RelayServer:
             self._stop_listening()
         for client in list(self._clients):
             client.channel.abort()
-        if self._keys is not None:
-            self._keys.close()
         if self._traces is not None:
             self._traces.stop()
         self._signals.restore()

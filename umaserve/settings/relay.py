@@ -133,7 +133,7 @@ class RelayConfig:
         "",
         path(or_empty=True),
         "clients",
-        "SQLite file of client keys; with it, every client request except /health needs a key",
+        "file of client keys (umaserve keys); with it, every client request except /health needs a key",
     )
     insecure: bool = setting(False, switch(), "clients", "allow an address other than loopback without client keys")
     admin_token: str = setting(

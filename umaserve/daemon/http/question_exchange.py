@@ -67,10 +67,10 @@ class QuestionExchange:
         try:
             self._asked = asked = self._endpoint.parse(content, self._facts)
             question = Question(asked.query, asked.render, self._answered, self._asked_at)
-            models.ask(asked.model, question)
+            models.ask(asked.model, question, self._caller)
             self._question = question
         except ModelAwaited as awaited:
-            self._forget = models.when_loaded(awaited.model, loaded)
+            self._forget = models.when_loaded(awaited.model, loaded, self._caller)
         except RequestError as error:
             self._answered(error)
 

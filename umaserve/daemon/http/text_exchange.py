@@ -93,7 +93,8 @@ class TextExchange:
             self._ping_later()
         except ModelAwaited as awaited:
             self._memory.keep(len(content))
-            self._forget = self._models.when_loaded(awaited.model, functools.partial(self._loaded, content))
+            loaded = functools.partial(self._loaded, content)
+            self._forget = self._models.when_loaded(awaited.model, loaded, self._caller)
         except RequestError as error:
             self._fail(0, error)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from umaserve.access.gate import Gate
 from umaserve.core.errors import Fault, RequestError
@@ -52,11 +51,11 @@ class WebSocketConnection(Connection):
         self._pings = Pings(self._loop, channel, services.config.ping_interval, codec.ping, caller.peer)
 
     def _authenticate(self, presented: str) -> bool:
-        caller = self._gate.caller_by_key(presented, self._caller.dialect, self._caller.peer)
+        caller = self._gate.with_key(self._caller, presented)
         if caller is None:
             return False
         self._authenticated = True
-        self._caller = self._session.caller = replace(caller, traceparent=self._caller.traceparent)
+        self._caller = self._session.caller = caller
         self._idle.cancel()
         self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
         return True
@@ -88,11 +87,13 @@ class WebSocketConnection(Connection):
     # -- requests ------------------------------------------------------------------------------------------------
 
     def _request(self, request: Generate, *, admitted: bool = False) -> None:
-        if not self._gate.still_knows(self._caller):
+        caller = self._gate.renewed(self._caller)
+        if caller is None:
             self._authenticated = False
             self._reply(self._dialect.fail(RequestError(Fault.UNAUTHORIZED, "auth", "the key was revoked")))
             self.close()
             return
+        self._caller = self._session.caller = caller
         super()._request(request, admitted=admitted)
 
     # -- closing -------------------------------------------------------------------------------------------------

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import orjson
 
 from umaserve.access.attempts import FailedAttempts
-from umaserve.access.client_keys import PRIORITIES, ClientKey, ClientKeys, Terms
+from umaserve.access.keys import MAX_MODELS, PRIORITIES, Key, KeyFile
 from umaserve.core.errors import ConfigError, Fault, RequestError
 from umaserve.core.exposition import PROMETHEUS
 from umaserve.http.connection import JSON, HttpConnection
@@ -25,8 +25,16 @@ log = logging.getLogger(__name__)
 
 MAX_TIMEOUT_S = 3600.0
 MAX_RATE = 10**9
-MAX_MODELS = 256
-"""Most models that the terms of one key may name."""
+KEY_PREFIX = "umar_"
+
+
+class _Terms(TypedDict):
+    """What the holder of a key may do, as ``KeyFile.add`` takes it."""
+
+    group: str
+    requests_per_minute: float
+    tokens_per_minute: float
+    models: Sequence[str]
 
 
 class Admin:
@@ -35,7 +43,7 @@ class Admin:
     def __init__(
         self,
         pool: Pool,
-        keys: ClientKeys | None,
+        keys: KeyFile | None,
         accounts: Accounts | None,
         token: str,
         attempts: FailedAttempts,
@@ -122,12 +130,12 @@ class Admin:
                 name = fields.string("name", max_bytes=64)
                 if name is None:
                     raise RequestError(Fault.BAD_REQUEST, "name", "expected a string, got null")
-                made = self._client_keys().create(name, _terms(fields))
+                made = self._client_keys().add(name, prefix=KEY_PREFIX, **_terms(fields))
                 self._reply(connection, {"name": name, "key": made}, 201)
             case _, ["keys"]:
                 self._reply(connection, {"keys": [self._shown_key(key) for key in self._client_keys().list()]})
             case _, ["keys", id_]:
-                if not self._client_keys().revoke(id_):
+                if not self._client_keys().revoke_by_id(id_):
                     raise RequestError(Fault.NOT_FOUND, "key", f"no key has the id {id_[:64]}")
                 self._reply(connection, {"status": "ok"})
 
@@ -137,17 +145,23 @@ class Admin:
             raise RequestError(Fault.NOT_FOUND, "worker", f"no worker has the id {id_[:64]}")
         return worker
 
-    def _client_keys(self) -> ClientKeys:
+    def _client_keys(self) -> KeyFile:
         if self._keys is None:
             raise RequestError(Fault.NOT_FOUND, "keys", "clients need no keys: see --client-keys")
         return self._keys
 
-    def _shown_key(self, key: ClientKey) -> dict[str, object]:
-        terms = key.terms
-        shown = {"id": key.id, "name": key.name, "created": key.created, "revoked": key.revoked, "class": terms.group}
-        rates = {"requests_per_minute": terms.requests_per_minute, "tokens_per_minute": terms.tokens_per_minute}
-        used = {} if self._accounts is None else self._accounts.shown(key.name)
-        return {**shown, **rates, "models": terms.models or None, "used": used}
+    def _shown_key(self, key: Key) -> dict[str, object]:
+        return {
+            "id": str(key.id),
+            "name": key.name,
+            "created": key.created,
+            "revoked": key.revoked,
+            "class": key.group,
+            "requests_per_minute": key.requests_per_minute or 0.0,
+            "tokens_per_minute": key.tokens_per_minute or 0.0,
+            "models": key.models or None,
+            "used": {} if self._accounts is None else self._accounts.shown(key.name),
+        }
 
     def _drain_options(self, request: Request) -> tuple[str, float]:
         fields = _fields(request) if request.body else Fields({})
@@ -163,15 +177,15 @@ def _fields(request: Request) -> Fields:
     return Fields(Fields.of(parse_json(request.body), "body").values)
 
 
-def _terms(fields: Fields) -> Terms:
+def _terms(fields: Fields) -> _Terms:
     named = fields.values.get("models")
     models = [] if named is None else array(named, fields.name("models"), 1, MAX_MODELS, "names")
-    return Terms(
-        fields.one_of("class", PRIORITIES) or Terms().group,
-        fields.number("requests_per_minute", 0, MAX_RATE) or 0,
-        fields.number("tokens_per_minute", 0, MAX_RATE) or 0,
-        tuple(string(model, f"models[{i}]", max_bytes=MAX_NAME_BYTES) for i, model in enumerate(models)),
-    )
+    return {
+        "group": fields.one_of("class", PRIORITIES) or "interactive",
+        "requests_per_minute": fields.number("requests_per_minute", 0, MAX_RATE) or 0.0,
+        "tokens_per_minute": fields.number("tokens_per_minute", 0, MAX_RATE) or 0.0,
+        "models": [string(model, f"models[{i}]", max_bytes=MAX_NAME_BYTES) for i, model in enumerate(models)],
+    }
 
 
 def _shown(worker: Worker) -> dict[str, object]:

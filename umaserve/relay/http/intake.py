@@ -189,7 +189,6 @@ class Intake:
         configures = first or values.get("type") not in _STEERING
         if not (configures or values.get("action") == "regenerate"):
             return
-        self._accounts.check_valid(client_name)
         if configures and self._accounts.only_some(client_name):
             named = values.get("model")
             self._accounts.check_model(client_name, named if isinstance(named, str) else None)

@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from umaserve.access.attempts import FailedAttempts, counted_as, peer_address
-from umaserve.access.client_keys import ClientKeys
-from umaserve.access.gate import SUBPROTOCOL, Gate, check_form, check_json, unauthorized
+from umaserve.access.gate import SUBPROTOCOL, Gate, check_form, check_json
 from umaserve.core.errors import RequestError
 from umaserve.dialects.anthropic.errors import ERRORS as ANTHROPICS_ERRORS
 from umaserve.dialects.http import ErrorReply
@@ -73,12 +72,11 @@ SECRET_HEADER, SECRET_PARAMETER = "x-worker-secret", "worker_secret"
 
 @dataclass(slots=True)
 class Doors:
-    """Access checks. ``worker_secret`` may be replaced at any time; ``keys`` and ``accounts`` are the clients'
-    (``None``: no key is needed)."""
+    """Access checks. ``worker_secret`` may be replaced at any time; ``accounts`` are the clients' (``None``: no key is
+    needed)."""
 
     gate: Gate
     worker_secret: str
-    keys: ClientKeys | None
     accounts: Accounts | None
     attempts: FailedAttempts
 
@@ -162,14 +160,8 @@ class RelaySite:
 
     def _check_key(self, head: Request) -> str:
         """The name of the request's key; empty where no key is needed. Raises for a wrong key."""
-        keys = self._doors.keys
-        if keys is None:
-            return ""
-        presented = self._doors.gate.presented_key(head)
-        name = None if presented is None else keys.holds(presented)
-        if name is None:
-            raise unauthorized(presented)
-        return name
+        key = self._doors.gate.key_of(head)
+        return "" if key is None else key.name
 
     def _tenant(self, connection: HttpConnection, request: Request) -> str:
         """Whose responses the request may see: its key's, or its address's."""

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from umaserve.access.client_keys import ClientKeys
-from umaserve.core.errors import Fault, RequestError
+from umaserve.access.keys import Key, KeyFile
+from umaserve.core.errors import Fault, RequestError, model_not_granted
 from umaserve.core.requests import Priority
-from umaserve.sessions.rates import Rates
+from umaserve.sessions.rates import RateLimits, Rates
 from umaserve.wire.relay_messages import TokenCounts
 
 SPEND_AT_ONCE = 64
@@ -36,7 +36,7 @@ class Used:
 class Accounts:
     """Accounts of all keys, by name."""
 
-    def __init__(self, keys: ClientKeys, clock: Callable[[], float]) -> None:
+    def __init__(self, keys: KeyFile, clock: Callable[[], float]) -> None:
         self.used: dict[str, Used] = {}
         self.changes = 0
         """Number of changes of ``used``."""
@@ -45,38 +45,33 @@ class Accounts:
         self._rates = Rates(0, 0)
 
     def admit(self, name: str) -> None:
-        """Count a request, or raise ``RequestError`` where the key's rate is used up."""
+        """Count a request, or raise ``RequestError`` where the key's rate is used up, or it was revoked."""
+        limits = self._valid(name).limits
         used = self.used.setdefault(name, Used())
         self.changes += 1
         try:
-            self._rates.admit(name, self._clock(), self._keys.terms(name).limits)
+            self._rates.admit(name, self._clock(), limits)
         except RequestError:
             used.refused_total += 1
             raise
         used.requests_total += 1
 
-    def check_valid(self, name: str) -> None:
-        """Raise ``RequestError`` where the key was revoked since its connection was made."""
-        if not self._keys.has(name):
-            raise RequestError(Fault.UNAUTHORIZED, "key", "expected one that is valid, and this one was revoked")
-
     def in_background(self, name: str) -> bool:
-        return self._keys.terms(name).priority is Priority.BACKGROUND
+        return self._valid(name).priority is Priority.BACKGROUND
 
     def check_model(self, name: str, model: str | None) -> None:
         """Raise ``RequestError`` unless the key may use ``model``."""
-        allowed = self._keys.terms(name).models
+        allowed = self._valid(name).models
         if allowed and model not in allowed:
-            expected = "expected a model that GET /v1/models lists for this key"
-            raise RequestError(Fault.MODEL_NOT_FOUND, "model", f"{expected}, got {(model or 'none')[:64]}")
+            raise model_not_granted(model or "none")
 
     def only_some(self, name: str) -> bool:
         """Whether the key may not use all models."""
-        return bool(self._keys.terms(name).models)
+        return bool(self._valid(name).models)
 
     def visible(self, name: str, models: Iterable[str]) -> list[str]:
         """Select the ``models`` that the key may use."""
-        allowed = self._keys.terms(name).models
+        allowed = self._valid(name).models
         return [model for model in models if not allowed or model in allowed]
 
     def tally(self, name: str) -> Tally:
@@ -88,16 +83,26 @@ class Accounts:
         self.changes += 1
         used.prompt_tokens_total += prompt
         used.generated_tokens_total += generated
-        self._rates.spend(name, generated, self._clock(), self._keys.terms(name).limits)
+        self._rates.spend(name, generated, self._clock(), self._limits(name))
+
+    def _valid(self, name: str) -> Key:
+        """The key of this name. Raises ``RequestError`` where it was revoked since its connection was made."""
+        key = self._keys.named(name)
+        if key is None:
+            raise RequestError(Fault.UNAUTHORIZED, "key", "expected one that is valid, and this one was revoked")
+        return key
+
+    def _limits(self, name: str) -> RateLimits | None:
+        """Limits of the key; ``None`` where it was revoked: what it runs goes on."""
+        key = self._keys.named(name)
+        return None if key is None else key.limits
 
     def charge(self, used: Mapping[str, tuple[int, int]], age_s: float) -> None:
         """Take from the keys' rates what they have used at another relay, so many seconds ago: requests and tokens, by
         name."""
         then = self._clock() - age_s
-        # The other relay may have made a key just now.
-        for name, terms in self._keys.find(used.keys()).items():
-            requests, tokens = used[name]
-            self._rates.spend(name, tokens, then, terms.limits, requests=requests)
+        for name, (requests, tokens) in used.items():
+            self._rates.spend(name, tokens, then, self._limits(name), requests=requests)
 
     def shown(self, name: str) -> Mapping[str, int]:
         """Usage of a key, by the names of ``Used``."""
