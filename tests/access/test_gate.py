@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from umaserve.access.gate import Gate, Names, check_json, parse_origin
 from umaserve.access.keys import KeyFile
 from umaserve.core.errors import RequestError
+from umaserve.core.requests import Priority
+from umaserve.sessions.caller import Caller
+from umaserve.sessions.rates import RateLimits
 from umaserve.wire.http11 import HttpCodec
 from umaserve.wire.http_head import Refusal, Request
 
@@ -16,7 +20,7 @@ APP = "https://app.example"
 
 
 def gate(*allow_origin: str, cors_origin: tuple[str, ...] = ()) -> Gate:
-    return Gate(Names("192.0.2.1:80", ("box.example",), allow_origin, cors_origin), None, lambda: 0.0)
+    return Gate(Names("192.0.2.1:80", ("box.example",), allow_origin, cors_origin), None)
 
 
 def request(*headers: str, host: str = "127.0.0.1:8080") -> Request:
@@ -75,10 +79,44 @@ def test_without_keys_a_proxy_on_this_machine_is_warned_of_once(
 
 def test_with_keys_a_proxy_is_none_to_warn_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     keys = KeyFile(str(tmp_path / "keys.json"), missing_ok=True)
-    keyed = Gate(Names("", (), (), ()), keys, lambda: 0.0)
+    keyed = Gate(Names("", (), (), ()), keys)
     headers = (f"Authorization: Bearer {keys.add('ann')}", "X-Forwarded-For: 192.0.2.7")
     assert not keyed.caller(request(*headers), "openai", "ip:127.0.0.1").operator
     assert caplog.records == []
+
+
+def test_a_caller_has_what_its_key_grants_as_long_as_it_does(tmp_path: Path) -> None:
+    keys = KeyFile(str(tmp_path / "keys.json"), missing_ok=True)
+    keyed = Gate(Names("", (), (), ()), keys)
+    ann = keys.add("ann", group="operator", tokens_per_minute=5, models=["small"])
+    caller = keyed.caller(request(f"Authorization: Bearer {ann}"), "openai", "ip:192.0.2.1")
+    limits = RateLimits(None, 5)
+    assert caller == Caller("openai", "ip:192.0.2.1", "ann", limits=limits, models=("small",), operator=True)
+    assert [caller.may_use(*names) for names in (("small",), ("large",), ("large", ["small"]))] == [True, False, True]
+    traced = replace(caller, traceparent="00-1")
+    assert keyed.renewed(traced) == traced
+    assert keyed.still_operates(caller)
+    keys.revoke("ann")
+    assert keyed.renewed(caller) is None
+    assert not keyed.still_operates(caller)
+    keys.add("ann", group="background")
+    renewed = Caller("openai", "ip:192.0.2.1", "ann", Priority.BACKGROUND, RateLimits(None, None), traceparent="00-1")
+    assert keyed.renewed(traced) == renewed
+    assert renewed.may_use("anything")
+    assert not keyed.still_operates(caller)
+
+
+def test_a_client_may_show_its_key_later(tmp_path: Path) -> None:
+    keys = KeyFile(str(tmp_path / "keys.json"), missing_ok=True)
+    keyed = Gate(Names("", (), (), ()), keys)
+    ann = keys.add("ann", models=["small"])
+    unproven = Caller("generate", "ip:192.0.2.1", traceparent="00-1")
+    assert keyed.renewed(unproven) is None
+    assert keyed.with_key(unproven, "wrong") is None
+    proven = keyed.with_key(unproven, ann)
+    assert proven == replace(unproven, key="ann", limits=RateLimits(None, None), models=("small",))
+    assert gate().with_key(unproven, ann) is None
+    assert gate().renewed(unproven) == unproven
 
 
 def test_a_client_of_1_0_may_name_no_host() -> None:
@@ -207,7 +245,7 @@ def test_the_parts_of_an_origin(text: str, parts: tuple[str, str, int | None]) -
 def test_the_headers_that_a_key_may_come_in(tmp_path: Path, headers: tuple[str, ...], name: str | None) -> None:
     keys = KeyFile(str(tmp_path / "keys.json"), missing_ok=True)
     known = {owner: keys.add(owner) for owner in ("ann", "bob")}
-    guarded = Gate(Names("", (), (), ()), keys, lambda: 0.0)
+    guarded = Gate(Names("", (), (), ()), keys)
     asked = request(*(header.format(**known) for header in headers))
     if name is not None:
         assert guarded.caller(asked, "openai", "ip:127.0.0.1").key == name

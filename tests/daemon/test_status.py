@@ -47,7 +47,7 @@ class BoxWorld(HttpWorld):
         )
         self.made = 0
         self.services = replace(self.services, metrics=self.metrics)
-        self.site = DaemonSite(self.services, Gate(Names("", (), (), ()), keys, self.loop.now))
+        self.site = DaemonSite(self.services, Gate(Names("", (), (), ()), keys))
         self.client.close()
         self.turn()
         self.client, self.connection = self.join()
@@ -273,7 +273,7 @@ def test_a_session_is_a_number(world: BoxWorld, value: object) -> None:
 
 def test_the_settings_are_told_without_secrets(world: BoxWorld) -> None:
     world.services = replace(world.services, config=replace(CONFIG, worker_secret="sesame" * 8))
-    world.site = DaemonSite(world.services, Gate(Names("", (), (), ()), None, world.loop.now))
+    world.site = DaemonSite(world.services, Gate(Names("", (), (), ()), None))
     world.client, world.connection = world.join()
     world.send(b"GET /api/settings HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     body = world.received().partition(b"\r\n\r\n")[2].removesuffix(b"<closed>")
@@ -312,7 +312,7 @@ def test_without_keys_the_box_is_for_those_on_it(world: BoxWorld, peer: str, sta
 def test_with_keys_the_box_is_for_operators_as_long_as_they_are(tmp_path: Path) -> None:
     file = KeyFile(str(tmp_path / "keys.json"), missing_ok=True)
     bob, boss = (f"Authorization: Bearer {file.add(name, group=name)}" for name in ("background", "operator"))
-    world = BoxWorld(KeyFile(str(tmp_path / "keys.json")))
+    world: BoxWorld = BoxWorld(KeyFile(str(tmp_path / "keys.json"), lambda: world.clock()))
     for headers, status in (((), 401), ((bob,), 403), ((boss,), 200)):
         world.client, world.connection = world.join("ip:192.0.2.1")
         world.look(*headers)

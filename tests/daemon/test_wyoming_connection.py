@@ -184,7 +184,9 @@ def test_a_client_may_choose_a_model_that_hears_or_may_do_so(world: WyomingWorld
         listed(deaf, name="unread", takes=None, **unread),
     ]
     with (
-        patch.object(StandInModels, "info", lambda _self, name: {"ears": hearing, "unread": None}.get(name, deaf)),
+        patch.object(
+            StandInModels, "info", lambda _self, name, _caller: {"ears": hearing, "unread": None}.get(name, deaf)
+        ),
         patch.object(StandInModels, "listed", lambda _self: models),
     ):
         world.send(Describe())

@@ -266,3 +266,8 @@ def test_wyomings_clients_may_name_it() -> None:
 def test_by_what_names_a_model_is_found(name: str, found: str | None) -> None:
     model = find_model(MODELS, name)
     assert (None if model is None else model.name) == found
+
+
+def test_the_default_model_is_not_found_where_it_is_not_listed() -> None:
+    assert find_model(MODELS[1:], "default") is None
+    assert find_model([], "default") is None

@@ -55,6 +55,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
         keyed.keys["alice"] = keyed.command("add", "alice")
         keyed.keys["nightly"] = keyed.command("add", "nightly", "--class", "background")
         keyed.keys["slow"] = keyed.command("add", "slow", "--requests-per-minute", "1")
+        keyed.keys["guest"] = keyed.command("add", "guest", "--model", "another")
         keyed.keys["wrong"] = keyed.keys["alice"][:-1]
         keyed.wait_for_status("slow", 200)
         yield keyed
@@ -163,6 +164,22 @@ def test_a_key_has_a_rate_of_its_own(keyed: Keyed):
     assert 1 <= int(asked[1].headers["retry-after"]) <= 60
     assert asked[1].error["message"].startswith("request: the limit of 1 requests a minute is used up")
     assert ask(keyed.daemon, "POST", "/v1/completions", SHORT, keyed.bearer("alice")).status == 200
+
+
+def test_a_key_gets_only_its_models(keyed: Keyed):
+    daemon, guest = keyed.daemon, keyed.bearer("guest")
+    assert ask(daemon, "GET", "/v1/models", headers=guest).json["data"] == []
+    name = ask(daemon, "GET", "/v1/models", headers=keyed.bearer("alice")).json["data"][0]["id"]
+    assert ask(daemon, "GET", f"/v1/models/{name}", headers=guest).status == 404
+    for path, body in (("/v1/completions", SHORT), ("/v1/completions", SHORT | {"model": name}), ("/tokenize", {})):
+        refused = ask(daemon, "POST", path, {"content": "a", **body}, guest)
+        assert (refused.status, "lists for this key" in refused.body.decode()) == (404, True), refused.body
+    for headers, auth in ((guest, {}), ({}, {"auth": keyed.keys["guest"]})):
+        with connect(f"ws://{daemon.http}/generate", proxy=None, additional_headers=headers) as websocket:
+            websocket.send(json.dumps({"type": "config", "prompt": "Once", **auth}))
+            while (got := json.loads(websocket.recv(ANSWER_S)))["type"] != "error":
+                assert got["type"] != "token"
+            assert "lists for this key" in got["message"]
 
 
 def test_a_background_key_waits_for_the_others_whatever_it_asks_for(keyed: Keyed):

@@ -14,9 +14,10 @@ FIELDS = {"prompt": PROMPT, "max_tokens": 2}
 
 class Relay(Program):
     def __init__(self, directory: Path) -> None:
-        secrets = ("--worker-secret", WORKERS, "--admin-token", OPERATORS, "--client-keys", str(directory / "keys.db"))
+        secrets = ("--worker-secret", WORKERS, "--admin-token", OPERATORS)
+        keys = ("--client-keys", str(directory / "keys.json"))
         logging = ("--log-level", "debug", "--access-log", "0")
-        super().__init__(directory, "relay", "--listen", "127.0.0.1:0", *secrets, *logging)
+        super().__init__(directory, "relay", "--listen", "127.0.0.1:0", *secrets, *keys, *logging)
         self.http = self.wait_for_line(r"listening at=(\S+)")
 
 

@@ -206,7 +206,7 @@ def test_responses_are_their_keys_alone_and_outlive_their_worker(pair: tuple[Rel
     token = tmp_path / "token"
     token.write_text("a-token-of-the-tests")
     token.chmod(0o600)
-    front = Relay(tmp_path, "--client-keys", str(tmp_path / "keys.sqlite"), "--admin-token-file", str(token))
+    front = Relay(tmp_path, "--client-keys", str(tmp_path / "keys.json"), "--admin-token-file", str(token))
     admin = {"Authorization": "Bearer a-token-of-the-tests"}
     keys = [
         httpx.post(f"{front.url}/admin/keys", json={"name": name}, headers=admin).json()["key"]
@@ -460,7 +460,7 @@ def test_relays_that_meet_at_redis_share_workers_and_rates(pair: tuple[Relay, Da
     meeting = RedisServer(tmp_path)
     meeting.start()
     admin = {"Authorization": "Bearer a-token-of-the-tests"}
-    common = ("--client-keys", str(tmp_path / "keys.sqlite"), "--admin-token", "a-token-of-the-tests")
+    common = ("--client-keys", str(tmp_path / "keys.json"), "--admin-token", "a-token-of-the-tests")
     for name in ("first", "second", "shared", "idle"):
         (tmp_path / name).mkdir()
     first, second = (Relay(tmp_path / name, "--redis", meeting.url, *common) for name in ("first", "second"))

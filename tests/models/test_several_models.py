@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import socket
 import threading
@@ -180,9 +181,9 @@ class ModelsWorld(World):
     def loaded(self) -> list[str]:
         return [one.name for one in self.models.listed() if one.state is ModelState.LOADED]
 
-    def ask(self, model: str, prompt: str = "one two", max_tokens: int = 5) -> Client:
+    def ask(self, model: str, prompt: str = "one two", max_tokens: int = 5, caller: Caller = CALLER) -> Client:
         client = Client()
-        client.session = self.sessions.open(client.outputs.append, CALLER)
+        client.session = self.sessions.open(client.outputs.append, caller)
         request = Generate("r", prompt, max_tokens, model=model)
         self.sessions.request(client.session, request, self.loop.now())
         return client
@@ -190,7 +191,7 @@ class ModelsWorld(World):
     def question(self, model: str, answers: list[bytes | RequestError]) -> Question:
         query = Tokenize("one two", begins=False, special=False)
         question = Question(query, lambda _answer: b"made", answers.append, self.loop.now())
-        self.models.ask(model, question)
+        self.models.ask(model, question, CALLER)
         return question
 
     def close(self) -> None:
@@ -251,6 +252,46 @@ def test_unknown_names_are_refused_where_names_are_strict(new_world: NewWorld) -
     assert refused.value.fault is Fault.MODEL_NOT_FOUND
     assert refused.value.request_id == "r"
     world.ask("code")
+
+
+KEYED = Caller("openai", "ip:192.0.2.1", "alice", models=("second", "not there"))
+"""A caller whose key may use one of two models, which is named by an alias."""
+
+
+def test_a_keys_models_are_all_that_it_sees_and_gets(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB}, code={"aliases": ("second",)})
+    assert [one.name for one in world.models.listed(KEYED)] == ["code"]
+    for name in ("", "default", "chat", "chat:latest", "gpt-5", "not there"):
+        question = Question(Tokenize("one", special=False), lambda _answer: b"", lambda _answer: None, 0.0)
+        for refused in (
+            functools.partial(world.ask, name, caller=KEYED),
+            functools.partial(world.models.ask, name, question, KEYED),
+            functools.partial(world.models.info, name, KEYED),
+            functools.partial(world.models.when_loaded, name, lambda _error: None, KEYED),
+        ):
+            with pytest.raises(RequestError) as raised:
+                refused()
+            assert raised.value.fault is Fault.MODEL_NOT_FOUND
+            expected = "expected a model that GET /v1/models lists for this key"
+            assert raised.value.message == f"model: {expected}, got {name or 'default'}"
+    assert world.models.info("code", KEYED) is None
+    asked = world.ask("code", caller=KEYED)
+    world.until(lambda: asked.end)
+    assert (asked.end, asked.session.model) == (FinishReason.LENGTH, "code")
+
+
+def test_a_model_that_is_not_the_keys_is_not_even_loaded(new_world: NewWorld) -> None:
+    world = new_world(3 * GIB, {"chat": 2 * GIB, "code": 2 * GIB})
+    keyed = replace(KEYED, models=("chat",))
+    for refused in (
+        functools.partial(world.ask, "code", caller=keyed),
+        functools.partial(world.models.when_loaded, "code", lambda _error: None, keyed),
+    ):
+        with pytest.raises(RequestError, match="lists for this key, got code"):
+            refused()
+    world.turn(10.0)
+    assert world.loaded() == ["chat"]
+    assert len(world.box.handles) == 1
 
 
 def test_the_least_recently_used_model_makes_room(new_world: NewWorld) -> None:
@@ -385,7 +426,7 @@ def test_the_next_engine_and_the_next_daemon_start_from_what_ticks_took(new_worl
 
     def costs(world: ModelsWorld) -> tuple[Cost | None, Cost | None]:
         """Of the model that is loaded, and what is kept."""
-        loaded = world.models.choose("code").loaded
+        loaded = world.models.choose("code", None).loaded
         assert loaded is not None
         return loaded.scheduler.learned_cost, known.cost(known.key(of["code"]["config"]))
 
@@ -441,7 +482,7 @@ def test_a_model_is_loaded_again_once_its_file_was_written_again(
 ) -> None:
     of = {name: {"config": Config(memory_reserve=0, model=str(written)), "pin": pin}}
     world = new_world(8 * GIB, {"chat": GIB, "code": GIB}, **of)
-    asked, host = world.ask(name), world.models.choose(name)
+    asked, host = world.ask(name), world.models.choose(name, None)
     world.until(lambda: asked.end)
     engines = len(world.box.handles)
     world.models.look_at_files()
@@ -487,7 +528,7 @@ def test_a_mended_file_is_loaded_before_the_pause_is_over(new_world: NewWorld, w
     world = new_world(
         8 * GIB, {"chat": GIB, "code": GIB}, code={"config": Config(memory_reserve=0, model=str(written))}
     )
-    host = world.models.choose("code")
+    host = world.models.choose("code", None)
     world.box.broken.add("code")
     for _ in range(4):
         asked = world.ask("code")
@@ -541,7 +582,7 @@ def test_a_lost_engine_that_nobody_waits_for_is_not_replaced(new_world: NewWorld
         asked = world.ask(name)
         world.until(lambda asked=asked: asked.end)
         engines = len(world.box.handles)
-        host = world.models.choose(name)
+        host = world.models.choose(name, None)
         assert not host.recovers
         next(handle for handle in world.box.handles if handle.spec.name == name).crash("SIGKILL")
         world.until(lambda host=host: host.state is not State.LOADED)
@@ -575,11 +616,11 @@ def test_a_model_that_can_not_be_loaded_again_keeps_no_other_from_being_loaded(
             world.turn(1.0)
         assert len(world.box.handles) == engines
     world.until(lambda: next(one.state for one in world.models.listed() if one.name == broken) is ModelState.FAILED)
-    assert world.models.choose(broken).recovers == (broken == "chat")
+    assert world.models.choose(broken, None).recovers == (broken == "chat")
     # The file is whole again, and the operator doesn't wait for the end of a pause.
     world.box.broken.clear()
     world.models.load(broken)
-    world.until(lambda: world.models.choose(broken).state is State.LOADED, 0.5)
+    world.until(lambda: world.models.choose(broken, None).state is State.LOADED, 0.5)
 
 
 def test_a_model_that_leaves_the_catalogue_while_it_pauses_is_loaded_no_more(new_world: NewWorld) -> None:
@@ -587,7 +628,7 @@ def test_a_model_that_leaves_the_catalogue_while_it_pauses_is_loaded_no_more(new
     world.until(lambda: world.loaded() == ["chat", "code"])
     world.box.broken.add("code")
     world.box.handles[-1].crash("SIGBUS")
-    world.until(lambda: world.models.choose("code").loading.pausing)
+    world.until(lambda: world.models.choose("code", None).loading.pausing)
     world.models.take(Catalogue(world.specs[0]))
     engines = len(world.box.handles)
     for _ in range(200):
@@ -809,7 +850,7 @@ def test_questions_and_unread_requests_wait_no_longer_than_requests_may_take(new
     read: list[RequestError | None] = []
     world.question("code", answers).forgotten = True
     world.question("code", answers)
-    world.models.when_loaded("code", read.append)
+    world.models.when_loaded("code", read.append, CALLER)
     world.turn()
     world.sessions.expire(5.0)
     assert (answers, read) == ([], [])
@@ -831,7 +872,7 @@ class UnreadBody:
         self._models = models
 
     def receive(self, body: bytes) -> list[Generate]:
-        if self._models.info("code") is None:
+        if self._models.info("code", CALLER) is None:
             raise ModelAwaited("code")
         return [Generate("r", body.decode(), max_tokens=1000, model="code")]
 
@@ -869,7 +910,7 @@ def test_the_time_of_a_question_counts_from_its_arrival(new_world: NewWorld) -> 
     arrived_at = world.loop.now()
     world.turn(4.0)
     answers: list[bytes | RequestError] = []
-    world.models.ask("code", Question(query, lambda _answer: b"made", answers.append, arrived_at))
+    world.models.ask("code", Question(query, lambda _answer: b"made", answers.append, arrived_at), CALLER)
     world.sessions.expire(4.4)
     assert not answers
     world.sessions.expire(3.9)

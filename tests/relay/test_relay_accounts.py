@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from http_wire import encode
 from prometheus_client.parser import text_string_to_metric_families
 from relay_peers import CHAT, MODEL, Client, Relay, Worker, wait_until
 
-from umaserve.access.client_keys import ClientKeys, Terms
+from umaserve.access.keys import KeyFile
 from umaserve.core.errors import Fault, RequestError
 from umaserve.relay.pool.accounts import SPEND_AT_ONCE, Accounts, Tally
 from umaserve.wire.multipart import read_form
@@ -27,16 +25,14 @@ USAGE = '{"usage":{"prompt_tokens":7,"completion_tokens":5,"total_tokens":12}}'
 
 @pytest.fixture
 def relay(tmp_path: Path) -> Iterator[Relay]:
-    relay = Relay(client_keys=str(tmp_path / "keys.sqlite"))
+    relay = Relay(client_keys=str(tmp_path / "keys.json"))
     yield relay
     relay.end()
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> Iterator[ClientKeys]:
-    keys = ClientKeys(str(tmp_path / "keys.sqlite"), lambda: 0.0)
-    yield keys
-    keys.close()
+def keys(tmp_path: Path) -> KeyFile:
+    return KeyFile.made(str(tmp_path / "keys.json"), lambda: 0.0)
 
 
 def key(relay: Relay, name: str, **terms: Any) -> dict[str, str]:
@@ -60,32 +56,6 @@ def used(relay: Relay, name: str) -> dict[str, int]:
 # The terms.
 
 
-def test_terms_are_kept_in_the_file(keys: ClientKeys, tmp_path: Path) -> None:
-    terms = Terms("background", 2.5, 30, (MODEL, "other"))
-    keys.create("full", terms)
-    keys.create("plain")
-    again = ClientKeys(str(tmp_path / "keys.sqlite"), lambda: 0.0)
-    assert [(one.name, one.terms) for one in again.list()] == [("full", terms), ("plain", Terms())]
-    assert (again.terms("full"), again.terms("plain"), again.terms("nobody")) == (terms, Terms(), Terms())
-    again.close()
-
-
-def test_keys_of_an_older_file_have_no_limits(tmp_path: Path) -> None:
-    path = tmp_path / "keys.sqlite"
-    keys = ClientKeys(str(path), lambda: 0.0)
-    alice = keys.create("alice")
-    keys.close()
-    with contextlib.closing(sqlite3.connect(path)) as old:
-        for column in ("class", "requests_per_minute", "tokens_per_minute", "models"):
-            old.execute(f"ALTER TABLE keys DROP COLUMN {column}")
-        old.execute("PRAGMA user_version = 1")
-        old.commit()
-    for _ in range(2):
-        keys = ClientKeys(str(path), lambda: 0.0)
-        assert (keys.holds(alice), keys.list()[0].terms) == ("alice", Terms())
-        keys.close()
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -106,13 +76,12 @@ def test_wrong_terms_make_no_key(relay: Relay, wrong: dict[str, Any], message: s
     assert relay.admin("GET", "/keys").json == {"keys": []}
 
 
-def test_what_a_new_key_has_used_elsewhere_is_charged_at_once(keys: ClientKeys, tmp_path: Path) -> None:
-    of_another = ClientKeys(str(tmp_path / "keys.sqlite"), lambda: 0.0)
-    presented = of_another.create("alice", Terms(requests_per_minute=2))
-    of_another.close()
+def test_what_a_new_key_has_used_elsewhere_is_charged_at_once(keys: KeyFile, tmp_path: Path) -> None:
+    of_another = KeyFile(str(tmp_path / "keys.json"))
+    presented = of_another.add("alice", requests_per_minute=2)
     accounts = Accounts(keys, lambda: 0.0)
     accounts.charge({"nobody": (2, 0), "alice": (2, 0)}, 0.0)
-    assert keys.holds(presented) == "alice"
+    assert keys.match(presented) is not None
     with pytest.raises(RequestError, match="2 requests a minute"):
         accounts.admit("alice")
 
@@ -126,12 +95,39 @@ def test_operators_see_the_terms(relay: Relay) -> None:
     assert {"class": "interactive", "models": None, **rates}.items() <= plain.items()
 
 
+def test_a_key_of_the_command_line_is_shown_and_let_in_at_once(relay: Relay, tmp_path: Path) -> None:
+    key(relay, "alice")
+    presented = KeyFile(str(tmp_path / "keys.json")).add("boss", group="operator")
+    _alice, boss = relay.admin("GET", "/keys").json["keys"]
+    shown = {"id": "2", "name": "boss", "revoked": None, "class": "operator", "models": None}
+    assert {**shown, "requests_per_minute": 0, "tokens_per_minute": 0}.items() <= boss.items()
+    assert relay.client().ask("GET", "/v1/models", None, {"X-Api-Key": presented}).status == 200
+
+
+def test_a_key_that_is_revoked_meanwhile_may_do_no_more_than_before(keys: KeyFile) -> None:
+    keys.add("alice", models=[MODEL])
+    accounts = Accounts(keys, lambda: 0.0)
+    accounts.check_model("alice", MODEL)
+    keys.revoke("alice")
+    for refused in (
+        lambda: accounts.check_model("alice", "other"),
+        lambda: accounts.only_some("alice"),
+        lambda: accounts.visible("alice", ["other"]),
+        lambda: accounts.admit("alice"),
+    ):
+        with pytest.raises(RequestError, match="this one was revoked") as raised:
+            refused()
+        assert raised.value.fault is Fault.UNAUTHORIZED
+
+
 # Rates.
 
 
-def test_a_key_that_has_used_up_its_rate_is_told_when_to_come_back(keys: ClientKeys) -> None:
+@pytest.mark.parametrize("unlimited", [None, 0])
+def test_a_key_that_has_used_up_its_rate_is_told_when_to_come_back(keys: KeyFile, unlimited: float | None) -> None:
     now = 0.0
-    keys.create("alice", Terms(requests_per_minute=2))
+    keys.add("alice", requests_per_minute=2)
+    keys.add("bob", requests_per_minute=unlimited)
     accounts = Accounts(keys, lambda: now)
     for name in ("alice", "alice", "bob", "bob", "bob"):
         accounts.admit(name)

@@ -44,7 +44,7 @@ ANSWERED = [
 
 @pytest.fixture
 def relay(tmp_path: Path) -> Iterator[Relay]:
-    relay = Relay(client_keys=str(tmp_path / "keys.sqlite"))
+    relay = Relay(client_keys=str(tmp_path / "keys.json"))
     yield relay
     relay.end()
 

@@ -72,7 +72,7 @@ def test_what_is_used_elsewhere_is_taken_from_the_rates() -> None:
 def pair(start: Callable[..., Relay], redis_server: RedisServer, tmp_path: Path) -> tuple[Relay, Relay]:
     """Two that meet at Redis, and share their file of keys."""
     redis_server.start()
-    settings = {"client_keys": str(tmp_path / "keys.sqlite"), "redis": redis_server.url}
+    settings = {"client_keys": str(tmp_path / "keys.json"), "redis": redis_server.url}
     relays = start(**settings), start(**settings)
     for relay in relays:
         relay.wait_for("peers", 1)

@@ -38,7 +38,7 @@ class Fleet:
 @pytest.fixture
 def fleet(start: Callable[..., Relay], redis_server: RedisServer, tmp_path: Path) -> Fleet:
     """Its server is not started yet."""
-    return Fleet(start, redis_server, str(tmp_path / "keys.sqlite"))
+    return Fleet(start, redis_server, str(tmp_path / "keys.json"))
 
 
 @pytest.fixture

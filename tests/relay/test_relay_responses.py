@@ -385,7 +385,7 @@ def test_the_worker_says_what_is_wrong_with_the_rest(relay: Relay, fields: str) 
 
 
 def test_another_tenants_responses_are_not_there(tmp_path: Path) -> None:
-    relay = Relay(client_keys=str(tmp_path / "keys.sqlite"))
+    relay = Relay(client_keys=str(tmp_path / "keys.json"))
     worker = relay.worker()
     keys = {name: relay.admin("POST", "/keys", {"name": name}).json["key"] for name in ("ann", "bob")}
     ann, bob = ({"Authorization": f"Bearer {keys[name]}"} for name in ("ann", "bob"))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import ipaddress
 import json
 import resource
 import socket
-import sqlite3
 import struct
 import subprocess
 import sys
@@ -21,7 +19,7 @@ from http_wire import WEBSOCKET
 from prometheus_client.parser import text_string_to_metric_families
 from relay_peers import CHAT, MODEL, SECRET, Client, Relay, Socket, Worker, register, wait_until
 
-from umaserve.access.client_keys import ClientKeys
+from umaserve.access.keys import KeyFile
 from umaserve.dialects.ollama.models import API_VERSION
 from umaserve.net.channel import Channel
 from umaserve.net.loop import Loop
@@ -514,7 +512,7 @@ def test_connections_beyond_the_limit_are_closed(start: Callable[..., Relay]) ->
 
 @pytest.fixture
 def keyed(start: Callable[..., Relay], tmp_path: Path) -> Relay:
-    return start(client_keys=str(tmp_path / "keys.sqlite"))
+    return start(client_keys=str(tmp_path / "keys.json"))
 
 
 def made_key(relay: Relay, name: str = "alice") -> str:
@@ -587,9 +585,7 @@ def test_a_revoked_key_opens_nothing_any_more(keyed: Relay) -> None:
 def test_a_key_that_another_process_revokes_is_noticed(keyed: Relay, tmp_path: Path) -> None:
     key = made_key(keyed)
     assert models_with(keyed, ("X-Api-Key", key)) == 200
-    others = ClientKeys(str(tmp_path / "keys.sqlite"), lambda: 0.0)
-    assert others.revoke("1")
-    others.close()
+    assert KeyFile(str(tmp_path / "keys.json")).revoke("alice")
     wait_until(lambda: models_with(keyed, ("X-Api-Key", key)) == 401)
 
 
@@ -598,9 +594,7 @@ def test_a_file_of_keys_that_cannot_be_used_is_an_error_reply(
     method: str, path: str, body: dict | None, keyed: Relay, tmp_path: Path
 ) -> None:
     key = made_key(keyed)
-    with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as others:
-        others.execute("DROP TABLE keys")
-        others.commit()
+    (tmp_path / "keys.json").write_text("broken")
     answer = keyed.admin(method, path, body)
     assert answer.status == 500
     assert answer.json["error"]["message"] == "keys: the file of keys can't be used: see the relay's log"
@@ -611,7 +605,7 @@ def test_keys_survive_a_restart(keyed: Relay, start: Callable[..., Relay], tmp_p
     key, revoked = made_key(keyed), made_key(keyed, "bob")
     assert keyed.admin("DELETE", "/keys/2").status == 200
     keyed.end()
-    again = start(client_keys=str(tmp_path / "keys.sqlite"))
+    again = start(client_keys=str(tmp_path / "keys.json"))
     assert models_with(again, ("Authorization", f"Bearer {key}")) == 200
     assert models_with(again, ("Authorization", f"Bearer {revoked}")) == 401
 

@@ -52,7 +52,7 @@ class HttpWorld(DaemonWorld):
 
         self.questions.ask = note
         self.lost: list[Client] = []
-        self.site = DaemonSite(self.services, Gate(Names("", (), (), (PAGE,)), None, self.loop.now))
+        self.site = DaemonSite(self.services, Gate(Names("", (), (), (PAGE,)), None))
         self.client, self.connection = self.join(peer)
 
     def join(self, peer: str = "ip:127.0.0.1") -> tuple[socket.socket, HttpConnection]:

@@ -58,10 +58,10 @@ class _Loading(SimpleNamespace):
 
 _LOADING = _Loading(
     default=SimpleNamespace(info=None),
-    info=lambda _name: None,
+    info=lambda _name, _caller: None,
     load=lambda _name: None,
     unload=lambda _name: None,
-    listed=lambda: [replace(listed(MODEL_INFO), state=ModelState.LOADING, info=None)],
+    listed=lambda _caller: [replace(listed(MODEL_INFO), state=ModelState.LOADING, info=None)],
 )
 """What services need of ``models.registry.Models``, while the model loads."""
 

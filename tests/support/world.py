@@ -15,6 +15,7 @@ from umaserve.daemon.services import Services
 from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.net.input_budget import InputBudget
 from umaserve.scheduler.questions import Question, Questions
+from umaserve.sessions.caller import Caller
 from umaserve.sessions.manager import SessionManager
 from umaserve.settings.daemon import Config
 from umaserve.stages.recordings import Recordings
@@ -62,21 +63,24 @@ class StandInModels:
     def default(self) -> SimpleNamespace:
         world = self._world
         return SimpleNamespace(
-            name="stand-in", info=self.info(""), recovers=world.recovers, hangs=lambda seconds: world.tick_s > seconds
+            name="stand-in",
+            info=self.info("", None),
+            recovers=world.recovers,
+            hangs=lambda seconds: world.tick_s > seconds,
         )
 
     def __iter__(self) -> Iterator[SimpleNamespace]:
         return iter([self.default])
 
-    def info(self, _name: str) -> ModelInfo | None:
+    def info(self, _name: str, _caller: Caller | None) -> ModelInfo | None:
         return self._world.engine.info if self._world.loaded else None
 
-    def listed(self) -> list[ListedModel]:
+    def listed(self, _caller: Caller | None = None) -> list[ListedModel]:
         state = ModelState.LOADED if self._world.loaded else ModelState.LOADING
         takes = ("audio",) if self._world.engine.info.hears else ()
-        return [ListedModel("stand-in", (), "", True, 0, state, 0.0, 0, None, self.info(""), takes)]
+        return [ListedModel("stand-in", (), "", True, 0, state, 0.0, 0, None, self.info("", None), takes)]
 
-    def ask(self, _name: str, question: Question) -> None:
+    def ask(self, _name: str, question: Question, _caller: Caller) -> None:
         self._world.questions.ask(question)
 
 

@@ -26,6 +26,10 @@ examples:
 
 The file contains only hashes of the keys. A running daemon or relay follows a change within about a second.
 """
+_ABOUT_CONVERT = """\
+Makes a file of keys of the SQLite file that an older relay has kept: with all names, terms, ids and revocations. Stop
+that relay first: what it changes later is not in the new file.
+"""
 
 
 def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
@@ -48,7 +52,6 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     limit = "most %s per minute; 0: no limit (default: the daemon's --rate-%s, at a relay no limit)"
     add.add_argument("--requests-per-minute", type=float, metavar="N", help=limit % ("requests", "requests"))
     add.add_argument("--tokens-per-minute", type=float, metavar="N", help=limit % ("generated tokens", "tokens"))
-
     add.add_argument(
         "--model",
         dest="models",
@@ -65,9 +68,9 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     revoke = commands.add_parser("revoke", help=about, description=f"{about.capitalize()}.", allow_abbrev=False)
     revoke.add_argument("name", metavar="NAME", help="the name of the key, as keys list shows it")
 
-    about = "make a file of keys of the SQLite file that relays of older versions kept; OLD stays as it is"
-    converting = commands.add_parser("convert", help=about, description=f"{about.capitalize()}.", allow_abbrev=False)
-    converting.add_argument("old", metavar="OLD", help="the SQLite file; what is made there later is not in NEW")
+    about = "make a file of keys of the SQLite file that an older relay has kept"
+    converting = commands.add_parser("convert", help=about, description=_ABOUT_CONVERT, allow_abbrev=False)
+    converting.add_argument("old", metavar="OLD", help="the SQLite file, which stays as it is")
     converting.add_argument("new", metavar="NEW", help="the file to make, for the relay's --client-keys")
 
     for command in (add, listing, revoke):

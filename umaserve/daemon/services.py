@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -64,8 +63,8 @@ class Services:
             voice = replace(voice, reference=self.ref_audio.audio, reference_path=self.ref_audio.path)
         return Facts(
             limits=RequestLimits(config.max_prompt_bytes, config.max_tokens or None, config.max_chat_bytes),
-            model=functools.partial(self.models.info, caller=caller),
-            models=functools.partial(self.models.listed, caller),
+            model=lambda name: self.models.info(name, caller),
+            models=lambda: self.models.listed(caller),
             load=self.models.load,
             unload=self.models.unload,
             voice=voice,
