@@ -188,6 +188,6 @@ def test_daemon_and_relay_say_how_an_old_file_is_converted(old: Path) -> None:
     for read in (KeyFile, lambda path: KeyFile.made(path, lambda: 0.0)):
         with pytest.raises(ConfigError) as caught:
             read(str(old))
-        advice = f"umaserve keys convert {old} NEW.json makes a file of it that this one reads"
+        advice = f"convert it with umaserve keys convert {old} NEW.json, and name that"
         assert str(caught.value) == f"API keys {old}: an older umaserve's database: {advice}"
     assert old.read_bytes() == before

@@ -83,7 +83,7 @@ def test_shells_read_their_completions(made: Path, shell: str, name: str) -> Non
         ("umaserve", "re", ["relay"]),
         ("umaserve --weights", "", ["fast", "as-is", "converted", "mapped"]),
         ("umaserve relay", "--lis", ["--listen"]),
-        ("umaserve keys", "", ["add", "list", "revoke"]),
+        ("umaserve keys", "", ["add", "convert", "list", "revoke"]),
         ("umaserve keys add", "--cl", ["--class"]),
         ("umaserve models", "lo", ["load"]),
         ("umaserve --model", "/etc/host", [f"/etc/{path.name}" for path in Path("/etc").glob("host*")]),

@@ -249,7 +249,7 @@ class KeyFile:
             advice = "make it with umaserve keys add, or let this user read it"
             raise ConfigError(f"API keys {self._path}: can't be read: {error.strerror}: {advice}") from None
         if data.startswith(_SQLITE):
-            advice = f"umaserve keys convert {self._path} NEW.json makes a file of it that this one reads"
+            advice = f"convert it with umaserve keys convert {self._path} NEW.json, and name that"
             raise ConfigError(f"API keys {self._path}: an older umaserve's database: {advice}")
         try:
             keys = _parsed(data)
