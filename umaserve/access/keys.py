@@ -106,8 +106,8 @@ class KeyFile:
         self._missing_ok = missing_ok
         self._keys: tuple[Key, ...] = ()
         self._by_hash: Mapping[str, Key] = {}
-        """The keys that are not revoked; so have they names."""
         self._by_name: Mapping[str, Key] = {}
+        """Without revoked keys, as ``_by_hash``."""
         self._signature: tuple[int, int, int] | None = None
         self._look_at = -math.inf
         self._complaint = ""

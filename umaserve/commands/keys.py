@@ -58,7 +58,7 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
         action="append",
         default=[],
         metavar="NAME",
-        help="a model that the key may use, and no other but those of more such flags (default: all)",
+        help="a model that the key may use; give the flag again for each further one (default: all)",
     )
 
     about = "list the names, classes, limits and models of the keys"
