@@ -60,7 +60,8 @@ class Http:
         "file of API keys (umaserve keys add); with it, every HTTP request except /health needs a key",
         about='File of API keys. "umaserve keys add NAME" makes the file and each key, "umaserve keys revoke NAME" '
         "makes a key invalid; a running daemon follows within about a second. With this file, every HTTP "
-        "request except /health needs a key. Empty: no keys are needed.",
+        "request except /health needs a key, and gets only what that grants: its class, its rates, its models. "
+        "Empty: no keys are needed.",
     )
     insecure: bool = setting(
         False,
