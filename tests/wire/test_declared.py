@@ -17,6 +17,7 @@ from umaserve.wire.declared import (
     Kind,
     array,
     boolean,
+    by_type,
     choice,
     const,
     mapping,
@@ -42,6 +43,15 @@ class _Inner(Declared):
     depth = optional(whole(0, 3))
 
 
+class _Brush(Declared):
+    type = required(const("brush"))
+
+
+class _Roller(Declared):
+    type = required(choice("roller", "pad"))
+    width = required(whole(1))
+
+
 class Base(Declared):
     """Fields that several share."""
 
@@ -62,6 +72,7 @@ class Paint(Base, closed=True):
     odd = omittable(const(1), key="odd[]")
     pots = optional(array(Base, 1, 2))
     lids = optional(array(Base, 1, 2, of="lids"))
+    tool = omittable(by_type(_Brush, _Roller))
 
 
 POTS = {
@@ -112,6 +123,8 @@ def test_an_absent_field_is_none_or_what_the_switch_says() -> None:
         ({"lids": []}, "lids", "paint.lids: expected an array of 1 to 2 lids, got 0"),
         ({"lids": [{}, 1]}, "lids", "paint.lids[1]: expected an object, got a whole number"),
         ({"inner": []}, "inner", "paint.inner: expected an object, got an array"),
+        ({"tool": []}, "tool", "paint.tool: expected an object, got an array"),
+        ({"tool": {}}, "tool", 'paint.tool.type: expected "brush" or "roller" or "pad", got null'),
     ],
 )
 def test_an_error_names_the_field_and_what_was_expected(values: dict[str, Any], read: str, expected: str) -> None:
@@ -122,6 +135,14 @@ def test_the_items_of_an_array_are_read() -> None:
     (lid,) = paint(lids=[{"model": ""}]).lids or ()
     assert error(lambda: lid.model).startswith("paint.lids[0].model: expected a non-empty string")
     assert paint(pots=[{"model": ""}]).pots == [{"model": ""}], "described only"
+
+
+@pytest.mark.parametrize(("name", "of"), [("brush", _Brush), ("roller", _Roller), ("pad", _Roller)])
+def test_an_object_is_of_the_class_that_its_type_tells(name: str, of: type[Declared]) -> None:
+    tool = paint(tool={"type": name, "width": 0}).tool
+    assert type(tool) is of
+    if isinstance(tool, _Roller):
+        assert error(lambda: tool.width) == "paint.tool.width: expected a whole number from 1, got 0"
 
 
 def test_an_inner_field_is_named_by_its_path() -> None:
@@ -138,7 +159,7 @@ def test_a_view_reads_the_same_object_by_other_declarations() -> None:
 
 def test_all_names_are_those_in_json() -> None:
     assert Paint.field_names() == {
-        *("model", "colour", "share", "names", "dry", "wet", "inner", "name", "odd[]", "pots", "lids"),
+        *("model", "colour", "share", "names", "dry", "wet", "inner", "name", "odd[]", "pots", "lids", "tool"),
     }
 
 
@@ -178,6 +199,19 @@ def test_the_schema_says_what_is_read() -> None:
         "odd[]": {"const": 1},
         "pots": POTS,
         "lids": POTS,
+        "tool": {
+            "oneOf": [
+                {"type": "object", "required": ["type"], "properties": {"type": {"const": "brush"}}},
+                {
+                    "type": "object",
+                    "required": ["type", "width"],
+                    "properties": {
+                        "type": {"enum": ["roller", "pad"]},
+                        "width": {"type": "integer", "minimum": 1},
+                    },
+                },
+            ]
+        },
     }
 
 

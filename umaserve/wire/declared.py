@@ -182,7 +182,7 @@ def as_kind(kind: Kind[T] | type[T]) -> Kind[T]:
     if isinstance(kind, Kind):
         return kind
     assert issubclass(kind, Declared)
-    return Kind({"$ref": kind}, lambda value, path: kind.of(value, path))  # type: ignore[arg-type, return-value]
+    return Kind({"$ref": kind}, kind.of)
 
 
 def _referred(kind: Kind[Any]) -> Schema:
@@ -336,6 +336,20 @@ def mapping(values: Kind[Any] | type[Any], **also: Any) -> Kind[dict[str, Any]]:
 def one_of(*kinds: Kind[Any] | type[Any]) -> Kind[Any]:
     """Exactly one of several kinds, described, not checked."""
     return Kind({"oneOf": [_referred(as_kind(kind)) for kind in kinds]})
+
+
+def by_type(*classes: type[Declared]) -> Kind[Any]:
+    """An object of one of several classes, which its ``type`` tells: a constant or a choice in each of them."""
+    known: dict[str, type[Declared]] = {}
+    for each in classes:
+        types = each.declared["type"].kind.schema
+        known |= dict.fromkeys(types.get("enum") or [types["const"]], each)
+
+    def read(value: Any, path: str) -> Declared:
+        given = Fields.of(value, path)
+        return known[given.required_one_of("type", known)].view(given)
+
+    return Kind(one_of(*classes).schema, read)
 
 
 def any_of(*kinds: Kind[Any] | type[Any]) -> Kind[Any]:

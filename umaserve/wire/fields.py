@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import orjson
@@ -95,7 +95,7 @@ class Fields:
         self._path = path
 
     @classmethod
-    def of(cls, value: object, path: str) -> Fields:
+    def of(cls, value: object, path: str) -> Self:
         if not isinstance(value, dict):
             raise bad_request(path, "an object", value)
         return cls(value, f"{path}.")
