@@ -119,7 +119,7 @@ def sampling(fields: Fields, base: Sampling) -> Sampling:
     refuse_unknown_constraints(fields)
     given = schemas.Sampling.view(fields)
     chosen: dict[str, Any] = {name: value for name in _SAMPLING if (value := getattr(given, name)) is not None}
-    return replace(base, grammar=grammar(fields) or base.grammar, **chosen)
+    return replace(base, grammar=grammar(given) or base.grammar, **chosen)
 
 
 def stops(fields: Fields) -> tuple[str, ...]:

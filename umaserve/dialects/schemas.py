@@ -6,11 +6,11 @@ import re
 from typing import Any
 
 from umaserve.core.requests import Priority
+from umaserve.dialects.grammars import CHOICES, GBNF, REGEX, SCHEMA, SCHEMA_OR_TEXT, STRUCTURED
 from umaserve.wire import fields
 from umaserve.wire.declared import (
     Declared,
     Kind,
-    array,
     boolean,
     choice,
     const,
@@ -23,7 +23,6 @@ from umaserve.wire.declared import (
     string,
     strings,
     switch,
-    value,
     whole,
 )
 from umaserve.wire.fields import Fields, integer, out_of_range
@@ -88,14 +87,6 @@ _ADAPTERS = Kind(
 )
 
 
-class _StructuredOutputs(Declared):
-    json = optional(value(type=["object", "string"], minLength=1))
-    regex = optional(string(1))
-    choice_ = optional(array(string(1), 1, 500))
-    grammar = optional(string(1))
-    json_object = switch(False)
-
-
 class Sampling(Declared):
     """How each next token is chosen. Defaults are those of /v1/chat/completions and /v1/completions; at /v1/generate
     temperature is 0 and top_p is 0.95 by default."""
@@ -126,7 +117,7 @@ class Sampling(Declared):
     )
     stop = optional(strings(MAX_STOPS, MAX_STOP_BYTES), "The text ends before the first of these.")
     grammar = optional(
-        string(1),
+        GBNF,
         "A grammar that the text has to follow, in the syntax that grammar_syntax names. Of this "
         "field and the six below that bind the text, and response_format, at most one may be given.",
     )
@@ -136,19 +127,17 @@ class Sampling(Declared):
         "Lark as llguidance reads it.",
         default="gbnf",
     )
-    json_schema = optional(value(type="object"), "A JSON schema that the text has to follow.")
+    json_schema = optional(SCHEMA, "A JSON schema that the text has to follow.")
     regex = optional(
-        string(1),
+        REGEX,
         "A regular expression that the whole text has to match, in the syntax of Rust's regex crate, "
         "without look-around.",
     )
-    guided_json = optional(value(type=["object", "string"], minLength=1), "As json_schema, or its JSON text.")
-    guided_regex = optional(string(1), "As regex.")
-    guided_choice = optional(array(string(1), 1, 500), "Texts of which the answer has to be one.")
-    guided_grammar = optional(string(1), "As grammar.")
-    structured_outputs = optional(
-        _StructuredOutputs, "One of these, as the fields of the same names; json_object: any object."
-    )
+    guided_json = optional(SCHEMA_OR_TEXT, "As json_schema, or its JSON text.")
+    guided_regex = optional(REGEX, "As regex.")
+    guided_choice = optional(CHOICES, "Texts of which the answer has to be one.")
+    guided_grammar = optional(GBNF, "As grammar.")
+    structured_outputs = optional(STRUCTURED, "One of these, as the fields of the same names; json_object: any object.")
     ignore_eos = optional(boolean(), "Go on where the model would end.", default=False)
 
 
