@@ -24,11 +24,11 @@ from tiny_projectors import KINDS, pair
 from umaserve.core.errors import ModelError, RequestError
 from umaserve.core.requests import ChatTurn, Generate
 from umaserve.dialects.llama_server.props import props
+from umaserve.dialects.openai.schemas import ChatRequest
 from umaserve.dialects.openai.turns import turns
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.engine.media.projector import MediaChunk
 from umaserve.kvcache.checkpoints import BEFORE_END
-from umaserve.wire.fields import Fields
 
 Message = dict[str, Any]
 Make = Callable[..., EngineWorld]
@@ -95,7 +95,7 @@ def conversation(name: str) -> list[Message]:
 
 
 def parsed(messages: Sequence[Message]) -> tuple[ChatTurn, ...]:
-    return turns(Fields({"messages": messages}), LIMITS)
+    return turns(ChatRequest({"messages": messages}), LIMITS)
 
 
 def written(tokens: Sequence[int]) -> str:

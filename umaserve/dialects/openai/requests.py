@@ -10,15 +10,21 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import VoiceInfo
 from umaserve.core.queries import CountPrompt
 from umaserve.core.requests import Generate, Grammar, MixedText, Sampling, Speaking, Syntax, TokenIds
-from umaserve.dialects.grammars import ANY_OBJECT, only_one, schema
-from umaserve.dialects.openai.speech import CHAT_FORMATS, wanted_audio
+from umaserve.dialects.grammars import ANY_OBJECT, only_one
+from umaserve.dialects.openai import schemas
+from umaserve.dialects.openai.schemas import (
+    CHAT_FORMATS,
+    DEFAULT_COMPLETION_TOKENS,
+    UNLIMITED,
+    PlainFormat,
+    SchemaFormat,
+)
+from umaserve.dialects.openai.speech import wanted_audio
 from umaserve.dialects.openai.turns import chosen_tools, tools, turns
 from umaserve.dialects.parameters import (
     RequestLimits,
     check_prompt_bytes,
     json_body,
-    lora,
-    model_name,
     sampling,
     stops,
     template_kwargs,
@@ -28,21 +34,14 @@ from umaserve.dialects.parameters import (
     within_cap,
 )
 from umaserve.dialects.schemas import MAX_SEED
-from umaserve.wire.fields import Fields, bad_request, kind_of, out_of_range, string
+from umaserve.wire.fields import Fields, bad_request, out_of_range, string
 
 DEFAULTS = Sampling(temperature=1.0, top_p=1.0)
 """OpenAI documents these two; the other defaults are this server's own."""
 
-DEFAULT_COMPLETION_TOKENS = 16
-MAX_CHOICES = 8
 MAX_GENERATIONS = 32
 """Prompts times choices per prompt, in one request."""
 MAX_PROMPTS = 16
-MAX_TOP_LOGPROBS = 20
-REASONING_FORMATS = ("auto", "deepseek", "none")
-"""llama-server's names: thoughts are ``reasoning_content``, or with ``none`` a part of the content."""
-REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""``none``: the model doesn't think; what the others do is up to the chat template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +65,29 @@ class CompletionRequest:
 def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, new_id: str) -> CompletionRequest:
     """Parse a body of ``POST /v1/chat/completions``; raises ``RequestError``. ``voice``: the daemon's, if it has
     one."""
-    fields = json_body(body)
+    given = schemas.ChatRequest.view(json_body(body))
     for legacy in ("functions", "function_call"):
-        if fields.values.get(legacy) is not None:
+        if given.values.get(legacy) is not None:
             raise RequestError(Fault.BAD_REQUEST, legacy, "expected to be absent, use tools and tool_choice")
-    if fields.values.get("prompt_logprobs") is not None:
+    if given.values.get("prompt_logprobs") is not None:
         raise RequestError(Fault.BAD_REQUEST, "prompt_logprobs", "expected to be absent, use /v1/completions")
-    offered, must_call, parallel_calls = chosen_tools(fields, tools(fields))
-    response_format = _response_format(fields)
+    offered, must_call, parallel_calls = chosen_tools(given, tools(given))
+    response_format = _response_format(given)
     # The format is that of answers in words.
-    chosen = _sampling(fields, None if must_call else response_format)
+    chosen = _sampling(given, None if must_call else response_format)
     if must_call and chosen.grammar is not None:
         problem = f"expected no required call where {chosen.grammar.field} is given, got both"
         raise RequestError(Fault.BAD_REQUEST, "tool_choice", problem)
-    max_tokens = _wanted_tokens(fields, None, "max_completion_tokens", "max_tokens", "n_predict")
-    continues, opens = _continuation(fields)
-    kwargs, thinks = _template_kwargs(fields)
+    max_tokens = _first_limit(given.max_completion_tokens, given.max_tokens, given.n_predict)
+    continues, opens = _continuation(given)
+    kwargs, thinks = _template_kwargs(given)
     one = Generate(
         id=new_id,
-        prompt=turns(fields, limits),
+        prompt=turns(given, limits),
         max_tokens=within_cap(max_tokens, limits),
         sampling=chosen,
-        stop=stops(fields),
-        logprobs=_chat_logprobs(fields),
+        stop=stops(given),
+        logprobs=_chat_logprobs(given),
         tools=offered,
         must_call=must_call,
         parallel_calls=parallel_calls,
@@ -97,17 +96,17 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
         enable_thinking=thinks,
         chat_template_kwargs=kwargs,
     )
-    audio = wanted_audio(fields, voice)
-    inline = fields.one_of("reasoning_format", REASONING_FORMATS) == "none" and audio is None
-    one = with_thoughts(one, fields, split=not inline)
+    audio = wanted_audio(given, voice)
+    inline = given.reasoning_format == "none" and audio is None
+    one = with_thoughts(one, given, split=not inline)
     if audio is None:
-        return _asked(fields, (one,))
+        return _asked(given, (one,))
     if offered:
         raise RequestError(Fault.BAD_REQUEST, "tools", "expected none where audio is asked for")
-    if (n := _n_choices(fields)) != 1:
+    if (n := given.n or 1) != 1:
         raise out_of_range("n", "1 where audio is asked for", n)
     speaking = Speaking(sound_format=CHAT_FORMATS[audio])
-    return replace(_asked(fields, (replace(one, spoken=speaking),)), audio=audio)
+    return replace(_asked(given, (replace(one, spoken=speaking),)), audio=audio)
 
 
 def count_request(body: bytes, limits: RequestLimits) -> CountPrompt:
@@ -116,56 +115,50 @@ def count_request(body: bytes, limits: RequestLimits) -> CountPrompt:
     return CountPrompt(chat_request(body, limits, None, "").choices[0])
 
 
-def _template_kwargs(fields: Fields) -> tuple[dict[str, object], bool | None]:
+def _template_kwargs(given: schemas.ChatRequest) -> tuple[dict[str, object], bool | None]:
     """The chat template's variables, with ``reasoning_effort`` among them; and whether the model is to think."""
-    kwargs, thinks = template_kwargs(fields)
-    effort = fields.one_of("reasoning_effort", REASONING_EFFORTS)
+    kwargs, thinks = template_kwargs(given)
+    effort = given.reasoning_effort
     if effort == "none":
         return kwargs, False
     return kwargs | ({} if effort is None else {"reasoning_effort": effort}), thinks
 
 
-def _continuation(fields: Fields) -> tuple[bool | None, bool]:
+def _continuation(given: schemas.ChatRequest) -> tuple[bool | None, bool]:
     """``continue_final_message`` and ``add_generation_prompt``, as in llama-server and vLLM."""
-    continues = fields.boolean("continue_final_message", None)
-    if continues and fields.boolean("add_generation_prompt", False):
+    continues, opens = given.continue_final_message, given.add_generation_prompt
+    if continues and opens and given.values.get("add_generation_prompt") is not None:
         problem = "expected false where continue_final_message is true, got true"
         raise RequestError(Fault.BAD_REQUEST, "add_generation_prompt", problem)
-    return continues, fields.boolean("add_generation_prompt", True)
+    return continues, opens
 
 
 def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> CompletionRequest:
     """Parse a body of ``POST /v1/completions``; raises ``RequestError``."""
-    fields = json_body(body)
-    if fields.values.get("suffix") not in (None, ""):
-        raise RequestError(
-            Fault.BAD_REQUEST, "suffix", f"expected null or an empty string, got {kind_of(fields.values['suffix'])}"
-        )
-    n = _n_choices(fields)
-    if (best_of := fields.integer("best_of", 1, MAX_CHOICES)) not in (None, n):
+    given = schemas.CompletionRequest.view(json_body(body))
+    _ = given.suffix
+    n = given.n or 1
+    if (best_of := given.best_of) not in (None, n):
         raise out_of_range("best_of", f"{n}, the value of n", best_of)
-    prompts = inputs(fields, "prompt", limits, MAX_PROMPTS, empty=True)
+    prompts = inputs(given, "prompt", limits, MAX_PROMPTS, empty=True)
     if n * len(prompts) > MAX_GENERATIONS:
         raise out_of_range("n", f"at most {MAX_GENERATIONS // len(prompts)} for {len(prompts)} prompts", n)
-    logprobs = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
-    prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_TOP_LOGPROBS)
-    echo = fields.boolean("echo", False)
+    logprobs, prompt_logprobs, echo = given.logprobs, given.prompt_logprobs, given.echo
     if echo and logprobs is None and not all(isinstance(prompt, str) for prompt in prompts):
         problem = "expected false where the prompt is token ids and logprobs are not asked for, got true"
         raise RequestError(Fault.BAD_REQUEST, "echo", problem)
-    max_tokens = _wanted_tokens(fields, DEFAULT_COMPLETION_TOKENS, "max_tokens", "n_predict", low=0)
-    chosen, stop = _sampling(fields, _response_format(fields)), stops(fields)
+    max_tokens = _first_limit(given.max_tokens, given.n_predict, default=DEFAULT_COMPLETION_TOKENS)
     of_prompt = [wanted for wanted in (logprobs if echo else None, prompt_logprobs) if wanted is not None]
     one = Generate(
         id=new_id,
         prompt="",
         max_tokens=within_cap(max_tokens, limits),
-        sampling=chosen,
-        stop=stop,
+        sampling=_sampling(given, _response_format(given)),
+        stop=stops(given),
         logprobs=logprobs,
         prompt_logprobs=max(of_prompt, default=None),
     )
-    asked = _asked(fields, tuple(replace(one, prompt=prompt) for prompt in prompts), echo=echo)
+    asked = _asked(given, tuple(replace(one, prompt=prompt) for prompt in prompts), echo=echo)
     if asked.stream and prompt_logprobs is not None:
         problem = "expected to be absent in a stream, which gives the same by echo and logprobs"
         raise RequestError(Fault.BAD_REQUEST, "prompt_logprobs", problem)
@@ -223,27 +216,26 @@ def size_of(text: str | TokenIds | MixedText) -> int:
             return sum(map(size_of, parts))
 
 
-def _asked(fields: Fields, requests: tuple[Generate, ...], *, echo: bool = False) -> CompletionRequest:
-    n = _n_choices(fields)
-    stream = fields.boolean("stream", False)
-    stream_options = fields.object("stream_options") or Fields({})
-    include_usage = stream_options.boolean("include_usage", False)
-    if not stream and any(value is not None for value in stream_options.values.values()):
+def _asked(
+    given: schemas.ChatRequest | schemas.CompletionRequest, requests: tuple[Generate, ...], *, echo: bool = False
+) -> CompletionRequest:
+    n, stream, options = given.n or 1, given.stream, given.stream_options
+    include_usage = options is not None and options.include_usage
+    if options is not None and not stream and any(value is not None for value in options.values.values()):
         raise RequestError(Fault.BAD_REQUEST, "stream_options", "expected to be absent where stream isn't true")
-    model = model_name(fields)
     shared: dict[str, Any] = {
-        "cache_prompt": fields.boolean("cache_prompt", True),
-        "lora": lora(fields),
-        "wants_progress": fields.boolean("return_progress", False) and stream,
-        "wants_prompt": fields.boolean("verbose", False),
-        "model": model,
+        "cache_prompt": given.cache_prompt,
+        "lora": given.lora,
+        "wants_progress": given.return_progress and stream,
+        "wants_prompt": given.verbose,
+        "model": given.model or "",
     }
-    requests = tuple(with_targets(replace(request, **shared), fields) for request in requests)
+    requests = tuple(with_targets(replace(request, **shared), given) for request in requests)
     choices = tuple(nth_choice(request, k) for request in requests for k in range(n))
     if len(choices) > 1:
         choices = tuple(replace(choice, id=f"{choice.id}-{index}") for index, choice in enumerate(choices))
     return CompletionRequest(
-        model=model,
+        model=shared["model"],
         choices=choices,
         choices_each=n,
         stream=stream,
@@ -261,46 +253,31 @@ def nth_choice(request: Generate, k: int) -> Generate:
     return replace(request, sampling=replace(request.sampling, seed=(seed + k) % (MAX_SEED + 1)))
 
 
-def _n_choices(fields: Fields) -> int:
-    return fields.integer("n", 1, MAX_CHOICES) or 1
+def _first_limit(*given: int | None, default: int | None = None) -> int | None:
+    """The first number of tokens that is given, or ``default``; ``None``: up to the context's end."""
+    numbers = [number for number in given if number is not None]
+    return next((number for number in numbers if number != UNLIMITED), None if numbers else default)
 
 
-def _wanted_tokens(fields: Fields, default: int | None, *keys: str, low: int = 1) -> int | None:
-    """The first number given in ``keys``, or ``default``. ``None``, which some clients send as -1: up to the context's
-    end."""
-    given = [key for key in keys if fields.values.get(key) is not None]
-    if not given:
-        return default
-    numbers = [None if fields.values[key] == -1 else fields.integer(key, low) for key in given]
-    return next((number for number in numbers if number is not None), None)
+def _sampling(given: Fields, response_format: Grammar | None) -> Sampling:
+    chosen = sampling(given, DEFAULTS)
+    return replace(chosen, grammar=only_one((chosen.grammar, response_format)))
 
 
-def _sampling(fields: Fields, response_format: Grammar | None) -> Sampling:
-    chosen = sampling(fields, DEFAULTS)
-    return replace(chosen, grammar=only_one(one for one in (chosen.grammar, response_format) if one is not None))
-
-
-def _response_format(fields: Fields) -> Grammar | None:
+def _response_format(given: schemas.ChatRequest | schemas.CompletionRequest) -> Grammar | None:
     """The JSON schema that ``response_format`` asks for."""
-    wanted = fields.object("response_format")
-    if wanted is None:
-        return None
-    kind = wanted.required_one_of("type", ("text", "json_object", "json_schema"))
-    if kind == "json_object":
-        # llama-server takes a schema here too.
-        return schema(wanted, "schema") or Grammar(Syntax.JSON_SCHEMA, ANY_OBJECT, fields.name("response_format"))
-    if kind == "text":
-        return None
-    described = Fields.of(wanted.values.get("json_schema"), wanted.name("json_schema"))
-    given = schema(described, "schema")
-    if given is None:
-        raise bad_request(described.name("schema"), "an object", None)
-    return given
+    wanted: PlainFormat | SchemaFormat | None = given.response_format
+    match wanted:
+        case SchemaFormat():
+            return wanted.json_schema.schema_
+        case PlainFormat() if wanted.type == "json_object":
+            # llama-server takes a schema here too.
+            return wanted.schema_ or Grammar(Syntax.JSON_SCHEMA, ANY_OBJECT, given.name("response_format"))
+    return None
 
 
-def _chat_logprobs(fields: Fields) -> int | None:
-    wanted = fields.boolean("logprobs", False)
-    top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
+def _chat_logprobs(given: schemas.ChatRequest) -> int | None:
+    wanted, top = given.logprobs, given.top_logprobs
     if top is not None and not wanted:
         raise RequestError(Fault.BAD_REQUEST, "top_logprobs", "expected to be absent where logprobs isn't true")
     return (top or 0) if wanted else None

@@ -13,16 +13,8 @@ from umaserve.core.requests import SoundFormat
 from umaserve.dialects import sse
 from umaserve.dialects.chat.request import NO_VOICE
 from umaserve.dialects.http import SoundEvents, SpokenText
-from umaserve.dialects.parameters import MAX_ID_BYTES
-from umaserve.wire.fields import Fields, array, bad_request, out_of_range, string
-
-MAX_INPUT_CHARS = 4096
-MAX_INSTRUCTIONS_BYTES = 16 * 1024
-MAX_VOICE_BYTES = 64
-COMPRESSED: Mapping[str, SoundFormat] = {"mp3": "mp3", "opus": "opus", "aac": "aac", "flac": "flac"}
-TEXT_FORMATS = {**COMPRESSED, "wav": None, "pcm": None}
-CHAT_FORMATS = {**COMPRESSED, "wav": None, "pcm16": None}
-"""Formats by name, each with the encoder's format; ``None``: 16-bit samples, which need no encoder."""
+from umaserve.dialects.openai.schemas import CHAT_FORMATS, TEXT_FORMATS, ChatRequest, SpeechRequest
+from umaserve.wire.fields import Fields, bad_request, out_of_range
 
 
 def _delta(sound: bytes) -> bytes:
@@ -42,22 +34,12 @@ def voices(voice: VoiceInfo | None) -> bytes:
 
 def text_to_speech(fields: Fields, voice: VoiceInfo | None) -> SpokenText:
     """Parse a body of ``POST /v1/audio/speech``; raises ``RequestError``. ``voice``: the daemon's, if it has one."""
-    fields.string("model", max_bytes=MAX_ID_BYTES, empty=True)
-    text = string(fields.values.get("input"), "input")
-    if len(text) > MAX_INPUT_CHARS:
-        raise out_of_range("input", f"at most {MAX_INPUT_CHARS} characters", f"{len(text)} characters")
-    _check_voice(fields)
-    audio_format = fields.one_of("response_format", _there(TEXT_FORMATS, voice))
-    streams = fields.choice("stream_format", {"audio": None, "sse": EVENTS}, None)
-    if fields.string("instructions", max_bytes=MAX_INSTRUCTIONS_BYTES, empty=True):
-        raise RequestError(
-            Fault.BAD_REQUEST,
-            "instructions",
-            "expected to be absent, since this daemon's voice can't follow instructions",
-        )
-    speed = fields.values.get("speed")
-    if speed is not None and (isinstance(speed, bool) or speed != 1):
-        raise bad_request("speed", "1, the only speed of this daemon's voice", speed)
+    given = SpeechRequest.view(fields)
+    text = given.input
+    # Whatever these are: there is one voice, with one speed.
+    _ = given.model, given.voice, given.instructions, given.speed
+    audio_format = given.one_of("response_format", _there(TEXT_FORMATS, voice))
+    streams = EVENTS if given.stream_format == "sse" else None
     if voice is None:
         raise RequestError(Fault.BAD_REQUEST, "voice", f"can't be used, {NO_VOICE}")
     if audio_format is None:
@@ -66,12 +48,11 @@ def text_to_speech(fields: Fields, voice: VoiceInfo | None) -> SpokenText:
     return SpokenText(text, audio_format, TEXT_FORMATS[audio_format], streams)
 
 
-def wanted_audio(fields: Fields, voice: VoiceInfo | None) -> str | None:
+def wanted_audio(given: ChatRequest, voice: VoiceInfo | None) -> str | None:
     """The format of a chat's spoken answer; ``None`` if it is text only. Raises ``RequestError``."""
-    wanted = _modalities(fields)
-    audio = fields.object("audio")
+    wanted, audio = given.modalities or ["text"], given.audio
     if audio is not None:
-        _check_voice(audio)
+        _ = audio.voice
         audio.one_of("format", _there(CHAT_FORMATS, voice))
     if "audio" not in wanted:
         if audio is not None:
@@ -82,7 +63,7 @@ def wanted_audio(fields: Fields, voice: VoiceInfo | None) -> str | None:
     if audio is None:
         raise bad_request("audio", "an object with voice and format", None)
     audio_format = audio.required_one_of("format", _there(CHAT_FORMATS, voice))
-    if fields.boolean("stream", False) and audio_format != "pcm16":
+    if given.stream and audio_format != "pcm16":
         raise out_of_range("audio.format", '"pcm16" where stream is true', f'"{audio_format}"')
     return audio_format
 
@@ -90,23 +71,3 @@ def wanted_audio(fields: Fields, voice: VoiceInfo | None) -> str | None:
 def _there(formats: Mapping[str, SoundFormat | None], voice: VoiceInfo | None) -> list[str]:
     """The names of the formats that this daemon can make."""
     return [name for name, made in formats.items() if made is None or voice is None or made in voice.formats]
-
-
-def _check_voice(fields: Fields) -> None:
-    """Check the form of ``voice``: a name, or an object with an ``id``. Any name means the daemon's one voice."""
-    value = fields.values.get("voice")
-    if isinstance(value, dict):
-        voice = Fields.of(value, fields.name("voice"))
-        string(voice.values.get("id"), voice.name("id"), max_bytes=MAX_VOICE_BYTES)
-    else:
-        fields.string("voice", max_bytes=MAX_VOICE_BYTES)
-
-
-def _modalities(fields: Fields) -> list[object]:
-    value = fields.values.get("modalities")
-    if value is None:
-        return ["text"]
-    wanted = array(value, "modalities", 1, 2, "modalities")
-    if wanted not in (["text"], ["text", "audio"], ["audio", "text"]):
-        raise out_of_range("modalities", '["text"] or ["text", "audio"]', "others")
-    return wanted

@@ -2,49 +2,48 @@
 
 from __future__ import annotations
 
-import re
+from typing import TypeVar
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.requests import Audio, ChatTurn, Image, Media, Tool, ToolCall
 from umaserve.dialects.content import check_media, joined, turn_bytes
 from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
-from umaserve.dialects.parameters import MAX_ID_BYTES, MAX_TURNS, RequestLimits, check_prompt_bytes
-from umaserve.wire.fields import Fields, array, bad_request, dump_capped, media_data, out_of_range, string
-from umaserve.wire.long_texts import as_string
+from umaserve.dialects.openai import schemas
+from umaserve.dialects.openai.schemas import (
+    CALL_ID,
+    PARTS,
+    TEXT_PARTS,
+    AllowedTools,
+    AudioPart,
+    ChatRequest,
+    ImagePart,
+    InputAudio,
+    Message,
+    NamedTool,
+    TextPart,
+)
+from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
+from umaserve.wire.declared import Kind
+from umaserve.wire.fields import Fields, bad_request, out_of_range
 
-MAX_PARTS = 256
-MAX_TOOLS = 128
-MAX_ARGUMENTS_BYTES = 256 * 1024
-"""Bytes of arguments that are an object, as JSON."""
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_NAME = re.compile("[A-Za-z0-9_-]{1,64}")
-DETAILS = ("auto", "high", "low", "original")
-"""Values of ``detail``, checked but not used: a projector has its own resolution."""
-_RECORDINGS = ("wav", "mp3")
-_DATA_URL = re.compile(r"data:image/[\w.+-]{1,64}(?:;[\w.+-]{1,64}=[^,;]{1,64}){0,8};base64,", re.ASCII | re.IGNORECASE)
-"""The beginning of a data: URL (RFC 2397) of an image."""
-_MAX_HEAD = 2048
+T = TypeVar("T")
+
 BETWEEN = "\n"
 """Separator of two texts of a message, as llama-server and vLLM have it."""
 NO_PARAMETERS = '{"type":"object","properties":{}}'
 
 
-def turns(fields: Fields, limits: RequestLimits) -> tuple[ChatTurn, ...]:
+def turns(given: ChatRequest, limits: RequestLimits) -> tuple[ChatTurn, ...]:
     """The messages; raises ``RequestError`` if one is invalid or together they are too long."""
-    messages = array(fields.values.get("messages"), fields.name("messages"), 1, MAX_TURNS, "messages")
-    read = tuple(_turn(Fields.of(message, f"messages[{i}]")) for i, message in enumerate(messages))
-    check_prompt_bytes(sum(map(turn_bytes, read)), limits, fields.name("messages"))
-    check_media(read, fields.name("messages"))
+    read = tuple(map(_turn, given.messages))
+    check_prompt_bytes(sum(map(turn_bytes, read)), limits, given.name("messages"))
+    check_media(read, given.name("messages"))
     return read
 
 
 def tools(fields: Fields) -> tuple[Tool, ...]:
     """The functions that the model may call; their names are unique."""
-    value = fields.values.get("tools")
-    if value is None:
-        return ()
-    items = array(value, fields.name("tools"), 0, MAX_TOOLS, "tools")
-    read = tuple(_tool(Fields.of(item, f"tools[{i}]")) for i, item in enumerate(items))
+    read = tuple(map(_tool, ChatRequest.view(fields).tools or ()))
     names = [tool.name for tool in read]
     for i, name in enumerate(names):
         if name in names[:i]:
@@ -58,176 +57,107 @@ def tools(fields: Fields) -> tuple[Tool, ...]:
 def chosen_tools(fields: Fields, offered: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], bool, bool]:
     """The tools in ``offered`` that ``tool_choice`` allows, whether one of them must be called, and whether there may
     be several calls."""
-    choice = fields.values.get("tool_choice")
-    names: set[str] | None = None
-    if not isinstance(choice, dict):
-        ways = {"none": (False, set[str]()), "auto": (False, None), "required": (True, None)}
-        must_call, names = fields.choice("tool_choice", ways, (False, None))
-    else:
-        named = Fields.of(choice, fields.name("tool_choice"))
-        if named.one_of("type", ("function", "allowed_tools")) == "allowed_tools":
-            must_call, names = _allowed(named, offered)
-        else:
-            must_call, names = True, {_known(named, offered)}
+    given = ChatRequest.view(fields)
+    must_call, names = _choice(given.tool_choice or "auto", offered)
     kept = offered if names is None else tuple(tool for tool in offered if tool.name in names)
     if must_call and not offered:
         raise RequestError(
             Fault.BAD_REQUEST, "tool_choice", 'expected "auto", "none" or null where there are no tools, got another'
         )
     # Small models that have to call go on calling: unless asked for more, one call is enough.
-    several = fields.boolean("parallel_tool_calls", not must_call)
-    return kept, must_call, several
+    several = given.parallel_tool_calls
+    return kept, must_call, not must_call if several is None else several
 
 
-def _allowed(named: Fields, offered: tuple[Tool, ...]) -> tuple[bool, set[str]]:
-    """Whether a call is required, and the names of the tools that are allowed."""
-    allowed = Fields.of(named.values.get("allowed_tools"), named.name("allowed_tools"))
-    must_call = allowed.required_choice("mode", {"auto": False, "required": True})
-    path = allowed.name("tools")
-    items = array(allowed.values.get("tools"), path, 1, MAX_TOOLS, "tools")
-    return must_call, {_known(Fields.of(item, f"{path}[{i}]"), offered) for i, item in enumerate(items)}
+def _choice(choice: str | NamedTool | AllowedTools, offered: tuple[Tool, ...]) -> tuple[bool, set[str] | None]:
+    """Whether a call is required, and the names of the tools that are allowed; ``None``: all."""
+    match choice:
+        case NamedTool():
+            return True, {_known(choice, offered)}
+        case AllowedTools():
+            allowed = choice.allowed_tools
+            return allowed.mode == "required", {_known(named, offered) for named in allowed.tools}
+    return choice == "required", set() if choice == "none" else None
 
 
-def _known(named: Fields, offered: tuple[Tool, ...]) -> str:
+def _known(named: NamedTool, offered: tuple[Tool, ...]) -> str:
     """The name of one of the tools in ``offered``. It may also stand flat, as in the Responses API: clients do so."""
-    _function_type(named)
-    flat = "function" not in named.values and "name" in named.values
-    function = named if flat else _function(named)
-    name = _name(function)
+    _ = named.type
+    place = named.function or named
+    name = place.name_
+    if name is None:
+        raise bad_request(named.name("function"), "an object", None)
     if offered and all(tool.name != name for tool in offered):
-        raise out_of_range(function.name("name"), "the name of one of the tools", f'"{name}"')
+        raise out_of_range(place.name("name"), "the name of one of the tools", f'"{name}"')
     return name
 
 
-def _turn(fields: Fields) -> ChatTurn:
-    role = fields.required_choice("role", _ROLES)
+def _turn(given: Message) -> ChatTurn:
+    role = "system" if given.role == "developer" else given.role
     if role == "assistant":
-        calls = _calls(fields)
-        return ChatTurn(role, _said(fields, optional=bool(calls)), calls, thoughts=_thoughts(fields))
+        calls = tuple(map(_call, given.tool_calls or ()))
+        thoughts = given.reasoning_content or given.reasoning or ""
+        return ChatTurn(role, _said(given, optional=bool(calls)), calls, thoughts=thoughts)
     call_id = None
     if role == "tool":
-        call_id = string(fields.values.get("tool_call_id"), fields.name("tool_call_id"), max_bytes=MAX_ID_BYTES)
-    value = fields.values.get("content")
-    if isinstance(value, str):
-        return ChatTurn(role, value, tool_call_id=call_id)
-    content, attachments = joined([_part(part) for part in _parts(fields, value, "parts")], BETWEEN)
-    return ChatTurn(role, content, attachments=attachments, tool_call_id=call_id)
+        call_id = CALL_ID.read(given.values.get("tool_call_id"), given.name("tool_call_id"))
+    content = given.values.get("content")
+    if isinstance(content, str):
+        return ChatTurn(role, content, tool_call_id=call_id)
+    text, attachments = joined([_part(part) for part in _parts(given, PARTS, "parts")], BETWEEN)
+    return ChatTurn(role, text, attachments=attachments, tool_call_id=call_id)
 
 
-def _thoughts(fields: Fields) -> str:
-    """Thoughts of the assistant: ``reasoning_content``, which some servers call ``reasoning``."""
-    given = (fields.values.get(key) for key in ("reasoning_content", "reasoning"))
-    value = next((value for value in given if value is not None), "")
-    return string(value, fields.name("reasoning_content"), empty=True)
-
-
-def _said(fields: Fields, *, optional: bool) -> str:
+def _said(given: Message, *, optional: bool) -> str:
     """The assistant's text; ``optional`` if the message has tool calls instead."""
-    value = fields.values.get("content")
-    if isinstance(value, str):
-        return value
-    if value is None and optional:
+    content = given.values.get("content")
+    if isinstance(content, str):
+        return content
+    if content is None and optional:
         return ""
-    if value is None and fields.values.get("audio") is not None:
+    if content is None and given.values.get("audio") is not None:
         message = "expected the audio's transcript, since this daemon keeps no audio, got null"
-        raise RequestError(Fault.BAD_REQUEST, fields.name("content"), f"{message}")
-    return BETWEEN.join(_text(part) for part in _parts(fields, value, "text parts"))
+        raise RequestError(Fault.BAD_REQUEST, given.name("content"), message)
+    return BETWEEN.join(part.text for part in _parts(given, TEXT_PARTS, "text parts"))
 
 
-def _parts(fields: Fields, content: object, what: str) -> list[Fields]:
-    path = fields.name("content")
+def _parts(given: Message, kind: Kind[list[T]], what: str) -> list[T]:
+    path, content = given.name("content"), given.values.get("content")
     if not isinstance(content, list):
         raise bad_request(path, f"a string or an array of {what}", content)
-    parts = array(content, path, 1, MAX_PARTS, what)
-    return [Fields.of(part, f"{path}[{i}]") for i, part in enumerate(parts)]
+    return kind.read(content, path)
 
 
-def _part(fields: Fields) -> str | Media:
-    kind = fields.required_one_of("type", ("text", "image_url", "input_audio"))
-    if kind == "text":
-        return _text(fields)
-    inner = Fields.of(fields.values.get(kind), fields.name(kind))
-    if kind == "image_url":
-        inner.one_of("detail", DETAILS)
-        return Image(image_data(inner, "url"), inner.name("url"))
-    return recording(inner)
+def _part(part: TextPart | ImagePart | AudioPart) -> str | Media:
+    match part:
+        case TextPart():
+            return part.text
+        case ImagePart():
+            image = part.image_url
+            _ = image.detail  # Not used: a projector has its own resolution.
+            return Image(image.url, image.name("url"))
+        case AudioPart():
+            return recording(part.input_audio)
 
 
-def recording(fields: Fields) -> Audio:
+def recording(given: InputAudio) -> Audio:
     """The recording that ``input_audio`` holds."""
-    fields.required_one_of("format", _RECORDINGS)  # Not used further: the decoder detects the format.
-    return Audio(media_data(fields.values.get("data"), fields.name("data")), fields.name("data"))
+    _ = given.format  # Not used: the decoder detects the format.
+    return Audio(given.data, given.name("data"))
 
 
-def _text(fields: Fields) -> str:
-    fields.required_one_of("type", ("text",))
-    return string(fields.values.get("text"), fields.name("text"), empty=True)
-
-
-def image_data(image: Fields, key: str) -> str | memoryview:
-    """The base64 in a data: URL; it is decoded and checked later, not on the loop's thread."""
-    path, expected = image.name(key), '"data:image/TYPE;base64," and the image, since this daemon fetches nothing'
-    url = image.values.get(key)
-    if not isinstance(url, str | memoryview):
-        raise bad_request(path, expected, url)
-    head = url[:_MAX_HEAD] if isinstance(url, str) else as_string(url[:_MAX_HEAD])
-    begin = _DATA_URL.match(head)
-    if begin is None:
-        raise out_of_range(path, expected, f'"{head[:32]}"')
-    if begin.end() == len(url):
-        raise out_of_range(path, expected, "no image")
-    return url[begin.end() :]
-
-
-def _calls(fields: Fields) -> tuple[ToolCall, ...]:
-    value = fields.values.get("tool_calls")
-    if value is None:
-        return ()
-    path = fields.name("tool_calls")
-    items = array(value, path, 0, MAX_TOOLS, "calls")
-    return tuple(_call(Fields.of(item, f"{path}[{i}]")) for i, item in enumerate(items))
-
-
-def _call(fields: Fields) -> ToolCall:
-    _function_type(fields)
-    function = _function(fields)
-    arguments = call_arguments(function)
+def _call(given: schemas.ToolCall) -> ToolCall:
+    _ = given.type
+    function = given.function
     # Any name, not only a tool's: it is an earlier answer of the model, which may have invented one.
-    name = string(function.values.get("name"), function.name("name"))
-    return ToolCall(string(fields.values.get("id"), fields.name("id"), max_bytes=MAX_ID_BYTES), name, arguments)
+    name, arguments = function.name_, function.arguments
+    return ToolCall(given.id, name, arguments)
 
 
-def call_arguments(function: Fields) -> str:
-    """A call's arguments: JSON text, or whatever the model wrote in its place, also what was cut off. Some clients send
-    an object, and an empty text where there are none."""
-    given, field = function.values.get("arguments"), function.name("arguments")
-    if isinstance(given, dict):
-        return dump_capped(given, field, MAX_ARGUMENTS_BYTES).decode()
-    return string(given, field, empty=True) or "{}"
-
-
-def _tool(fields: Fields) -> Tool:
-    _function_type(fields)
-    function = _function(fields)
-    description = function.string("description", max_bytes=MAX_SCHEMA_BYTES, empty=True) or ""
-    strict = function.boolean("strict", False)
-    parameters = function.object("parameters")
-    if parameters is None:
-        return Tool(_name(function), description, NO_PARAMETERS)
-    text = dump_capped(parameters.values, function.name("parameters"), MAX_SCHEMA_BYTES)
-    return Tool(_name(function), description, text.decode(), strict=strict)
-
-
-def _function_type(fields: Fields) -> None:
-    fields.one_of("type", ("function",))
-
-
-def _function(fields: Fields) -> Fields:
-    return Fields.of(fields.values.get("function"), fields.name("function"))
-
-
-def _name(function: Fields) -> str:
-    name = string(function.values.get("name"), function.name("name"))
-    if not _NAME.fullmatch(name):
-        raise out_of_range(function.name("name"), "1 to 64 letters, digits, _ or -", f'"{name}"')
-    return name
+def _tool(given: schemas.Tool) -> Tool:
+    _ = given.type
+    function = given.function
+    strict, schema = function.strict, function.parameters
+    if schema is None:
+        return Tool(function.name_, function.description or "", NO_PARAMETERS)
+    return Tool(function.name_, function.description or "", schema.text, strict=strict or False)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from umaserve.core.requests import Attachment, ChatTurn, Image, Media, ToolCall
 from umaserve.dialects.content import check_media, joined, turn_bytes
-from umaserve.dialects.openai.turns import BETWEEN, DETAILS, call_arguments, image_data, recording
+from umaserve.dialects.openai.schemas import ARGUMENTS, DETAIL, IMAGE_URL, InputAudio
+from umaserve.dialects.openai.turns import BETWEEN, recording
 from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_prompt_bytes
 from umaserve.dialects.responses.custom_input import custom_arguments
 from umaserve.dialects.responses.tools import name_for_model
@@ -87,7 +88,8 @@ def _reasoning(item: Fields, answer: _Answer) -> None:
 
 def _function_call(item: Fields, answer: _Answer) -> None:
     item.one_of("status", _STATUS)
-    answer.calls.append(ToolCall(_call_id(item), _called(item), call_arguments(item)))
+    arguments = ARGUMENTS.read(item.values.get("arguments"), item.name("arguments"))
+    answer.calls.append(ToolCall(_call_id(item), _called(item), arguments))
 
 
 def _custom_call(item: Fields, answer: _Answer) -> None:
@@ -153,10 +155,12 @@ def _parts(item: Fields, key: str, low: int) -> list[Fields]:
 def _part(part: Fields) -> Part:
     match part.required_one_of("type", ("input_text", "input_image", "input_audio", "output_text", "text")):
         case "input_image":
-            part.one_of("detail", DETAILS)
-            return Image(image_data(part, "image_url"), part.name("image_url"))
+            if (detail := part.values.get("detail")) is not None:
+                DETAIL.read(detail, part.name("detail"))
+            path = part.name("image_url")
+            return Image(IMAGE_URL.read(part.values.get("image_url"), path), path)
         case "input_audio":
-            return recording(Fields.of(part.values.get("input_audio"), part.name("input_audio")))
+            return recording(InputAudio.of(part.values.get("input_audio"), part.name("input_audio")))
     return string(part.values.get("text"), part.name("text"), empty=True)
 
 

@@ -12,7 +12,8 @@ import orjson
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.requests import Generate, Grammar, Sampling, Syntax
 from umaserve.dialects.grammars import ANY_OBJECT, only_one, schema
-from umaserve.dialects.openai.requests import DEFAULTS, MAX_TOP_LOGPROBS, REASONING_EFFORTS
+from umaserve.dialects.openai.requests import DEFAULTS
+from umaserve.dialects.openai.schemas import MAX_TOP_LOGPROBS, REASONING_EFFORTS
 from umaserve.dialects.parameters import (
     MAX_ID_BYTES,
     RequestLimits,
