@@ -31,6 +31,7 @@ from umaserve.wire.declared import (
     string,
     strings,
     switch,
+    text_or,
     value,
     whole,
 )
@@ -73,6 +74,7 @@ class Paint(Base, closed=True):
     pots = optional(array(Base, 1, 2))
     lids = optional(array(Base, 1, 2, of="lids"))
     tool = omittable(by_type(_Brush, _Roller))
+    label = omittable(text_or(_Inner, high=2, of="labels"))
 
 
 POTS = {
@@ -125,6 +127,9 @@ def test_an_absent_field_is_none_or_what_the_switch_says() -> None:
         ({"inner": []}, "inner", "paint.inner: expected an object, got an array"),
         ({"tool": []}, "tool", "paint.tool: expected an object, got an array"),
         ({"tool": {}}, "tool", 'paint.tool.type: expected "brush" or "roller" or "pad", got null'),
+        ({"label": 1}, "label", "paint.label: expected a string or an array of labels, got a whole number"),
+        ({"label": [{}] * 3}, "label", "paint.label: expected an array of 0 to 2 labels, got 3"),
+        ({"label": [1]}, "label", "paint.label[0]: expected an object, got a whole number"),
     ],
 )
 def test_an_error_names_the_field_and_what_was_expected(values: dict[str, Any], read: str, expected: str) -> None:
@@ -145,6 +150,13 @@ def test_an_object_is_of_the_class_that_its_type_tells(name: str, of: type[Decla
         assert error(lambda: tool.width) == "paint.tool.width: expected a whole number from 1, got 0"
 
 
+def test_a_text_may_stand_for_an_array() -> None:
+    assert paint(label="").label == ""
+    (label,) = paint(label=[{"depth": 3}]).label or ()
+    assert isinstance(label, _Inner)
+    assert label.depth == 3
+
+
 def test_an_inner_field_is_named_by_its_path() -> None:
     inner = paint(inner={"depth": 4}).inner
     assert error(lambda: inner.depth) == "paint.inner.depth: expected a whole number from 0 to 3, got 4"
@@ -159,7 +171,7 @@ def test_a_view_reads_the_same_object_by_other_declarations() -> None:
 
 def test_all_names_are_those_in_json() -> None:
     assert Paint.field_names() == {
-        *("model", "colour", "share", "names", "dry", "wet", "inner", "name", "odd[]", "pots", "lids", "tool"),
+        *("model", "colour", "share", "names", "dry", "wet", "inner", "name", "odd[]", "pots", "lids", "tool", "label"),
     }
 
 
@@ -184,8 +196,8 @@ def test_the_schema_says_what_is_read() -> None:
         },
         "names": {
             "oneOf": [
-                {"type": "string", "minLength": 1},
-                {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 2},
+                {"type": "string", "minLength": 1, "maxLength": 4},
+                {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 4}, "maxItems": 2},
                 {"type": "null"},
             ]
         },
@@ -209,6 +221,19 @@ def test_the_schema_says_what_is_read() -> None:
                         "type": {"enum": ["roller", "pad"]},
                         "width": {"type": "integer", "minimum": 1},
                     },
+                },
+            ]
+        },
+        "label": {
+            "oneOf": [
+                {"type": "string"},
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "properties": {"depth": {"type": ["integer", "null"], "minimum": 0, "maximum": 3}},
+                    },
+                    "maxItems": 2,
                 },
             ]
         },

@@ -301,7 +301,7 @@ def choice(*names: object) -> Kind[Any]:
 
 def strings(max_items: int, max_bytes: int) -> Kind[tuple[str, ...]]:
     """A string, or an array of strings, none of them empty."""
-    schema: Schema = {"type": "string", "minLength": 1}
+    schema: Schema = {"type": "string", "minLength": 1, "maxLength": max_bytes}
     ways = [schema, {"type": "array", "items": schema, "maxItems": max_items}]
     return Kind(
         {"oneOf": ways}, lambda value, path: fields.strings(value, path, max_items=max_items, max_bytes=max_bytes)
@@ -326,6 +326,22 @@ def array(
         return [kind.read(item, f"{path}[{i}]") for i, item in enumerate(given)]
 
     return Kind(schema | also, read if of else _as_it_is)
+
+
+def text_or(
+    items: Kind[T] | type[T], low: int | None = None, high: int | None = None, *, of: str
+) -> Kind[str | list[T]]:
+    """A string, or an array as `array` reads it."""
+    many = array(items, low, high, of=of)
+
+    def read(value: Any, path: str) -> str | list[T]:
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, list):
+            raise fields.bad_request(path, f"a string or an array of {of}", value)
+        return many.read(value, path)
+
+    return Kind({"oneOf": [{"type": "string"}, many.schema]}, read)
 
 
 def mapping(values: Kind[Any] | type[Any], **also: Any) -> Kind[dict[str, Any]]:
