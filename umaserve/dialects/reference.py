@@ -29,6 +29,10 @@ _RETRY_AFTER: Schema = {
 }
 _CHALLENGE: Schema = {"description": "With 401.", "schema": {"const": "Bearer"}}
 _ALLOW: Schema = {"description": "With 405: the methods.", "schema": {"type": "string"}}
+MAX_TOKENS: Schema = {
+    "description": "The server's --max-tokens, where the operator set it.",
+    "schema": {"type": "integer", "minimum": 1},
+}
 CACHE_MISS: Schema = {"$ref": "#/components/headers/CacheMiss"}
 
 

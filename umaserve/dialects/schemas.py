@@ -42,6 +42,14 @@ ROLES = ("system", "user", "assistant", "tool")
 REASONING = ("inline", "separate", "off")
 """Thoughts in the text with their marks, in a field of their own, or nowhere."""
 PRIORITIES = {"interactive": Priority.INTERACTIVE, "background": Priority.BACKGROUND}
+ABOUT_MODEL = (
+    "One that /v1/models lists, or an alias. Without one, or by an unknown name (refused with --strict-models): the "
+    "default model."
+)
+ABOUT_STRICT = (
+    "true: a schema with a keyword that no grammar can enforce is refused by its path. Otherwise such keywords are "
+    "left out, which the server's log tells once."
+)
 
 
 def _window(given: Any, path: str) -> int:
