@@ -9,8 +9,18 @@ from typing import Any
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.requests import SoundFormat
 from umaserve.dialects.grammars import MAX_SCHEMA_BYTES, SCHEMA
-from umaserve.dialects.parameters import MAX_ID_BYTES, MAX_TURNS
-from umaserve.dialects.schemas import Computation, Error, FinishReason, Sampling, Targets
+from umaserve.dialects.schemas import (
+    ABOUT_MODEL,
+    ABOUT_STRICT,
+    MAX_ID_BYTES,
+    MAX_TURNS,
+    Base64,
+    Computation,
+    Error,
+    FinishReason,
+    Sampling,
+    Targets,
+)
 from umaserve.wire import fields
 from umaserve.wire.declared import (
     Declared,
@@ -30,10 +40,11 @@ from umaserve.wire.declared import (
     required,
     string,
     switch,
+    text_or,
     value,
     whole,
 )
-from umaserve.wire.fields import Fields, bad_request, dump_capped, kind_of, media_data, out_of_range
+from umaserve.wire.fields import Fields, bad_request, dump_capped, kind_of, out_of_range
 from umaserve.wire.long_texts import as_string
 
 MAX_PARTS = 256
@@ -56,10 +67,6 @@ _DATA_URL = re.compile(r"data:image/[\w.+-]{1,64}(?:;[\w.+-]{1,64}=[^,;]{1,64}){
 """The beginning of a data: URL (RFC 2397) of an image."""
 _MAX_HEAD = 2048
 
-_MODEL = (
-    "One that /v1/models lists, or an alias. Without one, or by an unknown name (refused with --strict-models): the "
-    "default model."
-)
 _CREATED = "Seconds since 1970."
 
 
@@ -112,7 +119,7 @@ class ImagePart(Declared):
 
 
 class InputAudio(Declared):
-    data = required(Kind(string(1).schema, media_data), "The file in base64.")
+    data = required(Base64, "The file in base64.")
     format = required(choice("wav", "mp3"))
 
 
@@ -121,8 +128,8 @@ class AudioPart(Declared):
     input_audio = required(InputAudio)
 
 
-PARTS = array(by_type(TextPart, ImagePart, AudioPart), 1, MAX_PARTS, of="parts")
-TEXT_PARTS = array(by_type(TextPart), 1, MAX_PARTS, of="text parts")
+CONTENT = text_or(by_type(TextPart, ImagePart, AudioPart), 1, MAX_PARTS, of="parts")
+TEXT = text_or(by_type(TextPart), 1, MAX_PARTS, of="text parts")
 
 
 class _CalledFunction(Declared):
@@ -139,7 +146,7 @@ class ToolCall(Declared):
 class Message(Declared):
     role = required(choice("system", "developer", "user", "assistant", "tool"))
     content = optional(
-        one_of(string(), PARTS),
+        CONTENT,
         "May be absent beside tool_calls. An assistant's is text only. All messages together have at most 64 images "
         "and recordings.",
     )
@@ -171,8 +178,7 @@ class _ToolFunction(Declared):
     parameters = optional(SCHEMA, "The JSON schema of the arguments.")
     strict = optional(
         boolean(),
-        "true: a schema with a keyword that no grammar can enforce is refused by its path. Otherwise such keywords are "
-        "left out, which the server's log tells once.",
+        ABOUT_STRICT,
     )
 
 
@@ -297,7 +303,7 @@ class SchemaFormat(Declared):
 
 
 class _Request(Declared):
-    model = optional(string(max_bytes=MAX_ID_BYTES), _MODEL)
+    model = optional(string(max_bytes=MAX_ID_BYTES), ABOUT_MODEL)
     n = optional(
         whole(1, MAX_CHOICES),
         "Choices for each prompt. With a seed, each choice has its own, counted up from it.",
@@ -678,7 +684,7 @@ def _only(known: str, why: str) -> Kind[list[str]]:
 
 class _RecordingForm(Declared):
     file = required(string(contentMediaType="application/octet-stream"), "A sound file.")
-    model = omittable(string(max_bytes=MAX_ID_BYTES), _MODEL)
+    model = omittable(string(max_bytes=MAX_ID_BYTES), ABOUT_MODEL)
     prompt = omittable(
         string(),
         "What came before the recording, or names and words that may occur in it. The model is told so; it counts "
@@ -772,7 +778,7 @@ class TranscriptDone(Declared):
 
 
 class EmbeddingsRequest(Declared):
-    model = optional(string(max_bytes=MAX_ID_BYTES), _MODEL)
+    model = optional(string(max_bytes=MAX_ID_BYTES), ABOUT_MODEL)
     input = required(
         Texts,
         "Strings may be empty. In place of one there may be an object, as in llama-server: "

@@ -11,8 +11,8 @@ from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
 from umaserve.dialects.openai import schemas
 from umaserve.dialects.openai.schemas import (
     CALL_ID,
-    PARTS,
-    TEXT_PARTS,
+    CONTENT,
+    TEXT,
     AllowedTools,
     AudioPart,
     ChatRequest,
@@ -101,31 +101,25 @@ def _turn(given: Message) -> ChatTurn:
     call_id = None
     if role == "tool":
         call_id = CALL_ID.read(given.values.get("tool_call_id"), given.name("tool_call_id"))
-    content = given.values.get("content")
-    if isinstance(content, str):
-        return ChatTurn(role, content, tool_call_id=call_id)
-    text, attachments = joined([_part(part) for part in _parts(given, PARTS, "parts")], BETWEEN)
+    parts = _parts(given, CONTENT)
+    text, attachments = joined([part if isinstance(part, str) else _part(part) for part in parts], BETWEEN)
     return ChatTurn(role, text, attachments=attachments, tool_call_id=call_id)
 
 
 def _said(given: Message, *, optional: bool) -> str:
     """The assistant's text; ``optional`` if the message has tool calls instead."""
     content = given.values.get("content")
-    if isinstance(content, str):
-        return content
     if content is None and optional:
         return ""
     if content is None and given.values.get("audio") is not None:
         message = "expected the audio's transcript, since this daemon keeps no audio, got null"
         raise RequestError(Fault.BAD_REQUEST, given.name("content"), message)
-    return BETWEEN.join(part.text for part in _parts(given, TEXT_PARTS, "text parts"))
+    return BETWEEN.join(part if isinstance(part, str) else part.text for part in _parts(given, TEXT))
 
 
-def _parts(given: Message, kind: Kind[list[T]], what: str) -> list[T]:
-    path, content = given.name("content"), given.values.get("content")
-    if not isinstance(content, list):
-        raise bad_request(path, f"a string or an array of {what}", content)
-    return kind.read(content, path)
+def _parts(given: Message, kind: Kind[str | list[T]]) -> list[T] | list[str]:
+    content = kind.read(given.values.get("content"), given.name("content"))
+    return [content] if isinstance(content, str) else content
 
 
 def _part(part: TextPart | ImagePart | AudioPart) -> str | Media:
