@@ -12,11 +12,15 @@ import orjson
 
 from umaserve.core.queries import Embed, Embedded
 from umaserve.core.requests import MixedText, TokenIds
+from umaserve.dialects.openai import schemas
 from umaserve.dialects.openai.requests import inputs, size_of
+from umaserve.dialects.openai.schemas import TextPart
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, refuse_unknown_constraints
-from umaserve.wire.fields import Fields, array, string
+from umaserve.wire.declared import array, by_type
+from umaserve.wire.fields import Fields, string
 
 MAX_INPUTS = 256
+_PARTS = array(by_type(TextPart), 1, MAX_INPUTS, of="parts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +36,10 @@ def parse_embeddings(fields: Fields, limits: RequestLimits, length: int) -> Embe
     """Parse a body of ``POST /v1/embeddings``; raises ``RequestError``. A prompt's cap applies to all texts together.
     ``length``: of the model's vectors."""
     refuse_unknown_constraints(fields)
-    dimensions = fields.integer("dimensions", 1, length)
-    texts = embedded_texts(fields, "input", limits)
-    as_base64 = fields.choice("encoding_format", {"float": False, "base64": True}, False)
-    return EmbeddingsRequest(Embed(texts), as_base64, dimensions)
+    given = schemas.EmbeddingsRequest.view(fields)
+    dimensions = given.integer("dimensions", 1, length)
+    texts = embedded_texts(given, "input", limits)
+    return EmbeddingsRequest(Embed(texts), given.encoding_format == "base64", dimensions)
 
 
 def embedded_texts(fields: Fields, key: str, limits: RequestLimits) -> tuple[str | TokenIds | MixedText, ...]:
@@ -55,15 +59,9 @@ def _out_of_object(value: object, path: str) -> object:
     """The text in ``{"prompt_string": TEXT}`` or ``{"content": [{"type": "text", "text": TEXT}, ...]}``."""
     if not isinstance(value, dict):
         return value
-    fields = Fields(value, f"{path}.")
-    if "content" not in value:
-        return string(value.get("prompt_string"), fields.name("prompt_string"), empty=True)
-    texts = []
-    for index, item in enumerate(array(value["content"], fields.name("content"), 1, MAX_INPUTS, "parts")):
-        part = Fields.of(item, f"{fields.name('content')}[{index}]")
-        part.required_one_of("type", ("text",))
-        texts.append(string(part.values.get("text"), part.name("text"), empty=True))
-    return "".join(texts)
+    if "content" in value:
+        return "".join(part.text for part in _PARTS.read(value["content"], f"{path}.content"))
+    return string(value.get("prompt_string"), f"{path}.prompt_string", empty=True)
 
 
 def shortened(vectors: Sequence[Sequence[float]], dimensions: int | None) -> list[Sequence[float]]:

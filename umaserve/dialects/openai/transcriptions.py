@@ -16,16 +16,15 @@ from umaserve.dialects import sse
 from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.openai.choices import scored_token
 from umaserve.dialects.openai.errors import error_body
+from umaserve.dialects.openai.schemas import TranscriptionForm
 from umaserve.dialects.openai.text_scores import MIN_LOGPROB
-from umaserve.dialects.parameters import RequestLimits, model_name
+from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.transcription import check_end, transcription
-from umaserve.wire.fields import Fields
 from umaserve.wire.multipart import Part, read_form
 
 TEXT = "text/plain; charset=utf-8"
 WHOLE_TYPES = {"json": JSON, "text": TEXT, "verbose_json": JSON, "srt": TEXT, "vtt": "text/vtt; charset=utf-8"}
 STREAMED = ("json", "text")
-MAX_LANGUAGE_BYTES = 32
 _LISTS = ("include", "timestamp_granularities")
 _STRINGS = ("model", "language", "prompt", "response_format")
 _NO_SPEAKERS = ("known_speaker_names", "known_speaker_references")
@@ -88,15 +87,15 @@ class TranscriptionBody:
 
     def receive(self, body: bytes) -> Sequence[Generate]:
         parts = read_form(body, self._content_type)
-        fields = _fields(parts)
-        self._asked = asked = _asked(fields, translates=self._translates)
+        given = _form(parts)
+        self._asked = asked = _asked(given, translates=self._translates)
         request = transcription(
             _sound(parts),
             self._new_id,
             self._limits,
             self._model(asked.model),
             language=asked.language,
-            prompt=fields.values.get("prompt", "").strip(),
+            prompt=(given.prompt or "").strip(),
             temperature=asked.temperature,
             translates=self._translates,
         )
@@ -202,7 +201,7 @@ class _Transcript:
         return new
 
 
-def _fields(parts: Sequence[Part]) -> Fields:
+def _form(parts: Sequence[Part]) -> TranscriptionForm:
     """The form's fields as values of the kinds that JSON would have, where these can be read. Unknown ones are left
     out, unread."""
     values: dict[str, Any] = {}
@@ -210,14 +209,14 @@ def _fields(parts: Sequence[Part]) -> Fields:
         name = part.name
         bare = name.removesuffix("[]")
         if bare in _LISTS:
-            values.setdefault(bare, []).append(_text(part.data, name))
+            values.setdefault(f"{bare}[]", []).append(_text(part.data, name))
         elif name in (*_STRINGS, "temperature", "stream"):
             if name in values:
                 raise RequestError(Fault.BAD_REQUEST, name, "expected one value, got several")
             values[name] = _value(name, part.data)
         elif bare in _NO_SPEAKERS:
             raise RequestError(Fault.BAD_REQUEST, name, "expected to be absent: the model tells no speakers apart")
-    return Fields(values)
+    return TranscriptionForm(values)
 
 
 def _value(name: str, data: memoryview) -> object:
@@ -249,29 +248,15 @@ def _sound(parts: Sequence[Part]) -> Sound:
     return Sound(files[0], "file")
 
 
-def _asked(fields: Fields, *, translates: bool) -> _Asked:
-    model = model_name(fields)
-    file_format = fields.one_of("response_format", WHOLE_TYPES) or "json"
-    stream = fields.boolean("stream", False)
+def _asked(given: TranscriptionForm, *, translates: bool) -> _Asked:
+    file_format, stream, language = given.response_format or "json", given.stream or False, given.language or ""
     if stream and file_format not in STREAMED:
         raise RequestError(
             Fault.BAD_REQUEST, "stream", f'expected false where response_format is "{file_format}", got true'
         )
-    _each(fields, "timestamp_granularities", "segment", "since the model tells no times of words")
-    included = _each(fields, "include", "logprobs", "since there is nothing else to include")
-    language = fields.string("language", max_bytes=MAX_LANGUAGE_BYTES, empty=True) or ""
-    temperature = fields.number("temperature", 0.0, 1.0) or 0.0
+    _ = given.timestamp_granularities_
     spoken = "" if translates else language.strip()
-    return _Asked(model, file_format, stream, "logprobs" in included, spoken, temperature)
-
-
-def _each(fields: Fields, key: str, known: str, why: str) -> list[str]:
-    """The values of a list, all of which must be ``known``."""
-    values: list[str] = fields.values.get(key, [])
-    for value in values:
-        if value != known:
-            raise RequestError(Fault.BAD_REQUEST, key, f'expected "{known}", {why}, got "{value[:64]}"')
-    return values
+    return _Asked(given.model or "", file_format, stream, bool(given.include_), spoken, given.temperature or 0.0)
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
