@@ -26,11 +26,77 @@ from umaserve.dialects.openai.schemas import (
     VerboseTranscript,
     Voices,
 )
-from umaserve.dialects.reference import CACHE_MISS, Body, Errors, Operation, Parameter, Reference, Reply, refused
+from umaserve.dialects.reference import (
+    CACHE_MISS,
+    MAX_TOKENS,
+    Body,
+    Described,
+    Errors,
+    Operation,
+    Parameter,
+    Reference,
+    Reply,
+    refused,
+)
 from umaserve.dialects.schemas import Error
-from umaserve.wire.declared import any_of, one_of, string
+from umaserve.wire.declared import Declared, any_of, one_of, string
 
 ERRORS = Errors("", Error, refused(form=", or no form where one is wanted"))
+
+_COLOURS = {"messages": [{"role": "user", "content": "Name three colours."}]}
+_ANSWER = {
+    "type": "object",
+    "properties": {"answer": {"enum": ["yes", "no"]}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+_CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+_RECORDING = (
+    "Only for models that hear (--mmproj); the form may have as many bytes as --max-chat-bytes says, and the recording "
+    "30 minutes. A recording that the context doesn't hold, and a transcript that reaches the limit of an answer, are "
+    "errors: nothing is cut. Fields that are not listed are ignored."
+)
+
+
+def _answer(whole: type[Declared], chunk: Described, about: str) -> dict[str, Reply]:
+    """The reply that is a whole answer or its events."""
+    return {
+        "200": Reply(
+            'The whole answer, or with `"stream": true` its events.',
+            json=whole,
+            events=(chunk, about),
+            headers={"x-umaserve-max-tokens": MAX_TOKENS, "x-umaserve-cache-miss": CACHE_MISS},
+        )
+    }
+
+
+def _of_recording(name: str, summary: str, about: str, form: type[Declared]) -> Operation:
+    """The operation that makes text of a recording."""
+    return Operation(
+        name,
+        summary,
+        f"{about} {_RECORDING}",
+        body=Body(form, media="multipart/form-data"),
+        replies={
+            "200": Reply(
+                "The text. With response_format verbose_json, srt and vtt it is one segment as long as the recording, "
+                "since the models tell no times.",
+                json=one_of(Transcript, VerboseTranscript),
+                events=(
+                    one_of(TranscriptDelta, TranscriptDone),
+                    "Server-sent events, transcript.text.delta and at the end transcript.text.done, or an error. The "
+                    "deltas together are the text.",
+                ),
+                content={"text/plain": string(), "text/vtt": string()},
+            )
+        },
+    )
+
 
 REFERENCE = Reference(
     "OpenAI",
@@ -40,26 +106,19 @@ REFERENCE = Reference(
         ("POST", "/v1/chat/completions"): Operation(
             "chat",
             "The next message of a conversation",
-            (
-                "Also at /chat/completions. Fields that are not listed are ignored. Tools are described to "
-                "the model in words where its chat template knows none, and the arguments of a call keep to "
-                "their schema either way, as far as a grammar can hold it (strict). In response_format, what "
-                "a JSON schema demands and no grammar can enforce (uniqueItems, if, contains, most uses of "
-                "not, look-ahead in patterns and the like) is refused by its path, and oneOf counts as "
-                "anyOf. A schema, or those of all tools, may have 256 KiB. Images and recordings are for "
-                "models that take them (--mmproj); a body with them may have as many bytes as "
-                "--max-chat-bytes says.\n\nWith the modalities text and audio the answer is spoken, by the one "
-                "voice that the daemon has; its text is the transcript, without thoughts. That goes with one "
-                "choice, and without tools.\n\nA stream in which nothing else comes has a comment every 15 "
-                "seconds."
-            ),
+            "Also at /chat/completions. Fields that are not listed are ignored. Tools are described to the model in "
+            "words where its chat template knows none, and the arguments of a call keep to their schema either way, as "
+            "far as a grammar can hold it (strict). In response_format, what a JSON schema demands and no grammar can "
+            "enforce (uniqueItems, if, contains, most uses of not, look-ahead in patterns and the like) is refused by "
+            "its path, and oneOf counts as anyOf. A schema, or those of all tools, may have 256 KiB. Images and "
+            "recordings are for models that take them (--mmproj); a body with them may have as many bytes as "
+            "--max-chat-bytes says.\n\nWith the modalities text and audio the answer is spoken, by the one voice that "
+            "the daemon has; its text is the transcript, without thoughts. That goes with one choice, and without "
+            "tools.\n\nA stream in which nothing else comes has a comment every 15 seconds.",
             body=Body(
                 ChatRequest,
                 {
-                    "plain": {
-                        "messages": [{"role": "user", "content": "Name three colours."}],
-                        "max_completion_tokens": 16,
-                    },
+                    "plain": {**_COLOURS, "max_completion_tokens": 16},
                     "streamed": {
                         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}],
                         "max_completion_tokens": 16,
@@ -77,15 +136,7 @@ REFERENCE = Reference(
                         "temperature": 0,
                         "response_format": {
                             "type": "json_schema",
-                            "json_schema": {
-                                "name": "answer",
-                                "schema": {
-                                    "type": "object",
-                                    "properties": {"answer": {"enum": ["yes", "no"]}},
-                                    "required": ["answer"],
-                                    "additionalProperties": False,
-                                },
-                            },
+                            "json_schema": {"name": "answer", "schema": _ANSWER},
                         },
                     },
                     "spoken": {
@@ -98,62 +149,31 @@ REFERENCE = Reference(
                         "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
                         "max_completion_tokens": 100,
                         "temperature": 0,
-                        "tools": [
-                            {
-                                "type": "function",
-                                "function": {
-                                    "name": "get_weather",
-                                    "parameters": {
-                                        "type": "object",
-                                        "properties": {"city": {"type": "string", "maxLength": 20}},
-                                        "required": ["city"],
-                                        "additionalProperties": False,
-                                    },
-                                },
-                            }
-                        ],
+                        "tools": [{"type": "function", "function": {"name": "get_weather", "parameters": _CITY}}],
                         "tool_choice": "required",
                     },
                 },
             ),
-            replies={
-                "200": Reply(
-                    'The whole answer, or with `"stream": true` its events.',
-                    json=ChatCompletion,
-                    events=(
-                        ChatCompletionChunk,
-                        (
-                            "Each event is `data:` and a JSON object (x-event). The last one is `data: [DONE]`. An "
-                            "error that comes when the stream has begun is an event with an Error in place of a chunk."
-                        ),
-                    ),
-                    headers={
-                        "x-umaserve-max-tokens": {
-                            "description": "The server's --max-tokens, where the operator set it.",
-                            "schema": {"type": "integer", "minimum": 1},
-                        },
-                        "x-umaserve-cache-miss": CACHE_MISS,
-                    },
-                )
-            },
+            replies=_answer(
+                ChatCompletion,
+                ChatCompletionChunk,
+                "Each event is `data:` and a JSON object (x-event). The last one is `data: [DONE]`. An error that "
+                "comes when the stream has begun is an event with an Error in place of a chunk.",
+            ),
         ),
         ("POST", "/v1/chat/completions/input_tokens"): Operation(
             "countChatTokens",
             "The tokens of a prompt",
-            (
-                "Also at /chat/completions/input_tokens, as in llama-server. Of a body of "
-                "/v1/chat/completions, whose other fields are checked and make no difference."
-            ),
-            body=Body(ChatRequest, {"plain": {"messages": [{"role": "user", "content": "Name three colours."}]}}),
+            "Also at /chat/completions/input_tokens, as in llama-server. Of a body of /v1/chat/completions, whose "
+            "other fields are checked and make no difference.",
+            body=Body(ChatRequest, {"plain": _COLOURS}),
             replies={"200": Reply("OK", json=CountChatTokensReply)},
         ),
         ("POST", "/v1/completions"): Operation(
             "complete",
             "The continuation of a text",
-            (
-                "Fields that are not listed are ignored. A stream in which nothing else comes has a comment "
-                "every 15 seconds."
-            ),
+            "Fields that are not listed are ignored. A stream in which nothing else comes has a comment every 15 "
+            "seconds.",
             body=Body(
                 CompletionRequest,
                 {
@@ -178,31 +198,16 @@ REFERENCE = Reference(
                     },
                 },
             ),
-            replies={
-                "200": Reply(
-                    'The whole answer, or with `"stream": true` its events.',
-                    json=Completion,
-                    events=(CompletionChunk, "As for /v1/chat/completions, `data: [DONE]` included."),
-                    headers={
-                        "x-umaserve-max-tokens": {
-                            "description": "The server's --max-tokens, where the operator set it.",
-                            "schema": {"type": "integer", "minimum": 1},
-                        },
-                        "x-umaserve-cache-miss": CACHE_MISS,
-                    },
-                )
-            },
+            replies=_answer(Completion, CompletionChunk, "As for /v1/chat/completions, `data: [DONE]` included."),
         ),
         ("POST", "/v1/audio/speech"): Operation(
             "speak",
             "A text read aloud",
-            (
-                "By the one voice that the daemon has; without one the answer is a 400. The sound comes as "
-                "its sentences are spoken: 24 kHz, mono; in wav and pcm 16 bit, little-endian. The text is "
-                "read as a chat's answer is: without Markdown's marks, code blocks and emoji, and without "
-                "what stands between `<think>` and `</think>` at its beginning. Where a sentence can't be "
-                "spoken after the first one was, the connection is cut, or the events end with an error."
-            ),
+            "By the one voice that the daemon has; without one the answer is a 400. The sound comes as its sentences "
+            "are spoken: 24 kHz, mono; in wav and pcm 16 bit, little-endian. The text is read as a chat's answer is: "
+            "without Markdown's marks, code blocks and emoji, and without what stands between `<think>` and `</think>` "
+            "at its beginning. Where a sentence can't be spoken after the first one was, the connection is cut, or the "
+            "events end with an error.",
             body=Body(
                 SpeechRequest,
                 {
@@ -215,92 +220,33 @@ REFERENCE = Reference(
                     "The sound, in chunks. A WAV file's header says 4294967295 for both of its sizes.",
                     events=(
                         one_of(SpeechDelta, SpeechDone),
-                        (
-                            "Server-sent events: speech.audio.delta with the next bytes of the file in base64, and at "
-                            "the end speech.audio.done, or an error."
-                        ),
+                        "Server-sent events: speech.audio.delta with the next bytes of the file in base64, and at the "
+                        "end speech.audio.done, or an error.",
                     ),
-                    content={
-                        "audio/mpeg": None,
-                        "audio/ogg": None,
-                        "audio/aac": None,
-                        "audio/flac": None,
-                        "audio/wav": None,
-                        "audio/pcm": None,
-                    },
+                    content=dict.fromkeys(f"audio/{kind}" for kind in ("mpeg", "ogg", "aac", "flac", "wav", "pcm")),
                 )
             },
         ),
         ("GET", "/v1/audio/voices"): Operation(
             "listVoices",
             "The voices that read texts aloud",
-            (
-                "As Open WebUI and others ask for them. The daemon has one voice or none; any name in a "
-                "request means that one."
-            ),
+            "As Open WebUI and others ask for them. The daemon has one voice or none; any name in a request means that "
+            "one.",
             replies={"200": Reply("OK", json=Voices)},
         ),
-        ("POST", "/v1/audio/transcriptions"): Operation(
+        ("POST", "/v1/audio/transcriptions"): _of_recording(
             "transcribe",
             "What is said in a recording",
-            (
-                "Also at /audio/transcriptions. A form with a sound file in any format that ffmpeg reads. "
-                "Only for models that hear (--mmproj); the form may have as many bytes as --max-chat-bytes "
-                "says, and the recording 30 minutes. A recording that the context doesn't hold, and a "
-                "transcript that reaches the limit of an answer, are errors: nothing is cut. Fields that are "
-                "not listed are ignored."
-            ),
-            body=Body(TranscriptionForm, media="multipart/form-data"),
-            replies={
-                "200": Reply(
-                    (
-                        "The text. With response_format verbose_json, srt and vtt it is one segment as long as the "
-                        "recording, since the models tell no times."
-                    ),
-                    json=one_of(Transcript, VerboseTranscript),
-                    events=(
-                        one_of(TranscriptDelta, TranscriptDone),
-                        (
-                            "Server-sent events, transcript.text.delta and at the end transcript.text.done, or an "
-                            "error. The deltas together are the text."
-                        ),
-                    ),
-                    content={"text/plain": string(), "text/vtt": string()},
-                )
-            },
+            "Also at /audio/transcriptions. A form with a sound file in any format that ffmpeg reads.",
+            TranscriptionForm,
         ),
-        ("POST", "/v1/audio/translations"): Operation(
-            "translate",
-            "What is said in a recording, in English",
-            (
-                "As /v1/audio/transcriptions. Only for models that hear (--mmproj); the form may have as "
-                "many bytes as --max-chat-bytes says, and the recording 30 minutes. A recording that the "
-                "context doesn't hold, and a transcript that reaches the limit of an answer, are errors: "
-                "nothing is cut. Fields that are not listed are ignored."
-            ),
-            body=Body(TranslationForm, media="multipart/form-data"),
-            replies={
-                "200": Reply(
-                    (
-                        "The text. With response_format verbose_json, srt and vtt it is one segment as long as the "
-                        "recording, since the models tell no times."
-                    ),
-                    json=one_of(Transcript, VerboseTranscript),
-                    events=(
-                        one_of(TranscriptDelta, TranscriptDone),
-                        (
-                            "Server-sent events, transcript.text.delta and at the end transcript.text.done, or an "
-                            "error. The deltas together are the text."
-                        ),
-                    ),
-                    content={"text/plain": string(), "text/vtt": string()},
-                )
-            },
+        ("POST", "/v1/audio/translations"): _of_recording(
+            "translate", "What is said in a recording, in English", "As /v1/audio/transcriptions.", TranslationForm
         ),
         ("POST", "/v1/embeddings"): Operation(
             "embed",
             "A vector of unit length for each text",
-            ("A model that makes no embeddings by itself gives a 400, unless the daemon runs with --pooling."),
+            "A model that makes no embeddings by itself gives a 400, unless the daemon runs with --pooling.",
             body=Body(
                 EmbeddingsRequest,
                 {
@@ -313,19 +259,15 @@ REFERENCE = Reference(
         ("GET", "/v1/models"): Operation(
             "listModels",
             "The models, the default one first",
-            (
-                "Also at /models. With the header anthropic-version in the form of Anthropic's API, a page "
-                "at a time (limit, before_id, after_id)."
-            ),
+            "Also at /models. With the header anthropic-version in the form of Anthropic's API, a page at a time "
+            "(limit, before_id, after_id).",
             replies={"200": Reply("OK", json=any_of(Models, AnthropicModels))},
         ),
         ("GET", "/v1/models/{model}"): Operation(
             "getModel",
             "A model by its name or an alias",
-            (
-                "With the header anthropic-version in the form of Anthropic's API, where any name that "
-                "begins with claude stands for the default model."
-            ),
+            "With the header anthropic-version in the form of Anthropic's API, where any name that begins with claude "
+            "stands for the default model.",
             parameters=(Parameter("model", "path", string()),),
             replies={"200": Reply("OK", json=any_of(Model, AnthropicModel))},
         ),
