@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openapi_document import check_answer
 
 from tests.support.routes import MODEL_INFO, facts, listed, routes
 from umaserve.core.errors import ContextExceeded, Fault, ModelNotFound, RequestError
@@ -1256,6 +1257,8 @@ def test_arguments_are_streamed_while_they_are_written() -> None:
     deltas = [delta for chunk in chunks for delta in chunk["choices"][0]["delta"].get("tool_calls", [])]
     assert deltas[0] == {"index": 0, **call(0, "f", "")}
     assert [delta["function"]["arguments"] for delta in deltas[1:]] == ['{"x"', ": 1", "}"]
+    for chunk in chunks:
+        check_answer(chunk, {"$ref": "#/components/schemas/ChatCompletionChunk"})
 
 
 def test_calls_are_found_in_the_form_of_the_loaded_model() -> None:

@@ -517,14 +517,14 @@ class _DeltaAudio(Declared):
 
 
 class _DeltaFunction(Declared):
-    name_ = required(string())
+    name_ = omittable(string())
     arguments = required(string())
 
 
 class _DeltaCall(Declared):
     index = required(whole())
-    id = required(string())
-    type = required(const("function"))
+    id = omittable(string())
+    type = omittable(const("function"))
     function = required(_DeltaFunction)
 
 
@@ -537,7 +537,10 @@ class _Delta(Declared):
         "The id comes first and once. Transcript and data come in pieces that are to be put end to end; those of data "
         "can be decoded one by one as well.",
     )
-    tool_calls = omittable(array(_DeltaCall), "Each call comes whole, in one chunk.")
+    tool_calls = omittable(
+        array(_DeltaCall),
+        "The first piece of a call has its id and its name. The arguments in all its pieces are to be put end to end.",
+    )
 
 
 class _ChatChunkChoice(Declared):
