@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from umaserve.core.requests import Attachment, Audio, ChatTurn, Image, Media, Video
 from umaserve.dialects.schemas import AudioItem, ImageItem, TextItem, VideoItem
-from umaserve.wire.fields import Fields, array, bad_request, out_of_range
+from umaserve.wire.declared import array, by_type
+from umaserve.wire.fields import Fields, bad_request, out_of_range
 
 MAX_MEDIA = 64
 """Images, recordings and videos of one conversation."""
 
 MAX_ITEMS = 256
 MAX_SLICES = 64
-KINDS = ("text", "image", "audio", "video")
+_ITEMS = array(by_type(TextItem, ImageItem, AudioItem, VideoItem), 1, MAX_ITEMS, of="items")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,35 +28,31 @@ class Look:
 
 
 def turn_with_media(fields: Fields, role: str, look: Look, sample_rate: int | None) -> ChatTurn:
-    """A turn whose ``content`` is a string or an array of ``KINDS``, as ``/ws/chat`` and ``/generate`` have it.
+    """A turn whose ``content`` is a string or an array of texts and media, as ``/ws/chat`` and ``/generate`` have it.
     ``sample_rate`` is that of samples which don't say theirs; ``None``: those are files."""
     value, path = fields.values.get("content"), fields.name("content")
     if isinstance(value, str):
         return ChatTurn(role, value)
     if not isinstance(value, list):
         raise bad_request(path, "a string or an array of content", value)
-    items = array(value, path, 1, MAX_ITEMS, "items")
     # Each text becomes a line of its own, since clients end none with white space.
-    read = [_item(Fields.of(item, f"{path}[{i}]"), look, sample_rate) for i, item in enumerate(items)]
+    read = [_item(item, look, sample_rate) for item in _ITEMS.read(value, path)]
     content, attachments = joined(read, "\n")
     return ChatTurn(role, content, attachments=attachments)
 
 
-def _item(fields: Fields, look: Look, sample_rate: int | None) -> str | Media:
+def _item(item: TextItem | ImageItem | AudioItem | VideoItem, look: Look, sample_rate: int | None) -> str | Media:
     """One item of a content list. ``data`` is decoded and checked later, not on the loop's thread."""
-    kind = fields.required_one_of("type", KINDS)
-    field = fields.name("data")
-    match kind:
-        case "text":
-            return TextItem.view(fields).text
-        case "image":
-            return Image(ImageItem.view(fields).data, field, look.max_slices, look.numbered)
-        case "audio":
-            sound = AudioItem.view(fields)
-            return Audio(sound.data, field, sound.sample_rate or sample_rate)
-        case _:
-            film = VideoItem.view(fields)
-            return Video(film.data, field, look.omni, film.stack_frames or 1, look.max_slices)
+    field = item.name("data")
+    match item:
+        case TextItem():
+            return item.text
+        case ImageItem():
+            return Image(item.data, field, look.max_slices, look.numbered)
+        case AudioItem():
+            return Audio(item.data, field, item.sample_rate or sample_rate)
+        case VideoItem():
+            return Video(item.data, field, look.omni, item.stack_frames or 1, look.max_slices)
 
 
 def joined(parts: Sequence[str | Media], between: str) -> tuple[str, tuple[Attachment, ...]]:
