@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from umaserve.core import requests
 from umaserve.core.requests import Priority
 from umaserve.dialects.grammars import CHOICES, GBNF, REGEX, SCHEMA, SCHEMA_OR_TEXT, STRUCTURED
 from umaserve.wire import fields
@@ -27,6 +28,8 @@ from umaserve.wire.declared import (
 )
 from umaserve.wire.fields import Fields, integer, out_of_range
 
+DEFAULTS = requests.Sampling(temperature=1.0, top_p=1.0)
+"""OpenAI documents these two; the other defaults are this server's own."""
 MAX_ID_BYTES = 256
 MAX_TURNS = 1024
 MAX_STOPS, MAX_STOP_BYTES = 16, 256
@@ -99,23 +102,33 @@ class Sampling(Declared):
     """How each next token is chosen. Defaults are those of /v1/chat/completions and /v1/completions; at /v1/generate
     temperature is 0 and top_p is 0.95 by default."""
 
-    temperature = optional(number(0, 10), "0: always the likeliest token.", default=1)
+    temperature = optional(number(0, 10), "0: always the likeliest token.", default=DEFAULTS.temperature)
     top_p = optional(
         number(0, 1, above_low=True),
         "Choose among the likeliest tokens that have this probability together.",
-        default=1,
+        default=DEFAULTS.top_p,
     )
-    top_k = optional(whole(0, 1048576), "Choose among this many of the likeliest tokens; 0: among all.", default=40)
-    min_p = optional(number(0, 1), "Drop tokens below this share of the likeliest one's probability.", default=0.05)
+    top_k = optional(
+        whole(0, 1048576), "Choose among this many of the likeliest tokens; 0: among all.", default=DEFAULTS.top_k
+    )
+    min_p = optional(
+        number(0, 1), "Drop tokens below this share of the likeliest one's probability.", default=DEFAULTS.min_p
+    )
     repeat_penalty = optional(
-        number(0, 10, above_low=True), "Divides the weight of tokens that were said lately; 1: off.", default=1
+        number(0, 10, above_low=True),
+        "Divides the weight of tokens that were said lately; 1: off.",
+        default=DEFAULTS.repeat_penalty,
     )
-    presence_penalty = optional(number(-2, 2), "Taken off the weight of each token that was said lately.", default=0)
-    frequency_penalty = optional(number(-2, 2), "As presence_penalty, times how often the token was said.", default=0)
+    presence_penalty = optional(
+        number(-2, 2), "Taken off the weight of each token that was said lately.", default=DEFAULTS.presence_penalty
+    )
+    frequency_penalty = optional(
+        number(-2, 2), "As presence_penalty, times how often the token was said.", default=DEFAULTS.frequency_penalty
+    )
     penalty_window = optional(
         _WINDOW,
         "How many of the last tokens count for the penalties; 0: no penalties; -1: all.",
-        default=64,
+        default=DEFAULTS.penalty_window,
         key="repeat_last_n",
     )
     seed = optional(whole(0, MAX_SEED), "The same seed and request give the same text; any by default.")
@@ -146,7 +159,7 @@ class Sampling(Declared):
     guided_choice = optional(CHOICES, "Texts of which the answer has to be one.")
     guided_grammar = optional(GBNF, "As grammar.")
     structured_outputs = optional(STRUCTURED, "One of these, as the fields of the same names; json_object: any object.")
-    ignore_eos = optional(boolean(), "Go on where the model would end.", default=False)
+    ignore_eos = optional(boolean(), "Go on where the model would end.", default=DEFAULTS.ignore_eos)
 
 
 class Computation(Declared):

@@ -33,11 +33,8 @@ from umaserve.dialects.parameters import (
     with_thoughts,
     within_cap,
 )
-from umaserve.dialects.schemas import MAX_SEED
+from umaserve.dialects.schemas import DEFAULTS, MAX_SEED
 from umaserve.wire.fields import Fields, bad_request, out_of_range, string
-
-DEFAULTS = Sampling(temperature=1.0, top_p=1.0)
-"""OpenAI documents these two; the other defaults are this server's own."""
 
 MAX_GENERATIONS = 32
 """Prompts times choices per prompt, in one request."""

@@ -12,7 +12,6 @@ import orjson
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.requests import Generate, Grammar, Sampling, Syntax
 from umaserve.dialects.grammars import ANY_OBJECT, only_one, schema
-from umaserve.dialects.openai.requests import DEFAULTS
 from umaserve.dialects.openai.schemas import MAX_TOP_LOGPROBS, REASONING_EFFORTS
 from umaserve.dialects.parameters import (
     MAX_ID_BYTES,
@@ -31,6 +30,7 @@ from umaserve.dialects.responses.items import turns
 from umaserve.dialects.responses.keeping import keeping
 from umaserve.dialects.responses.kept import Kept, TenantsResponses
 from umaserve.dialects.responses.tools import OfferedTool, chosen_tools, tools
+from umaserve.dialects.schemas import DEFAULTS
 from umaserve.wire.fields import Fields, bad_request, out_of_range, string
 
 log = logging.getLogger(__name__)
