@@ -36,6 +36,7 @@ DIFFERENCES: dict[str, str] = {
     "/tool_choice/.*/allowed_tools/properties/tools/items/": "a tool is only named there, in either of two ways",
     "/messages/items/properties/reasoning$": "another name of reasoning_content, which was always read",
     "/delta/properties/tool_calls/": "a call comes in pieces, of which only the first has an id and a name",
+    "/properties/thinking_budget_tokens$": "another name of reasoning_budget, which was always read",
     "/n_predict/anyOf": "null was said twice",
 }
 """What differs, by a pattern of its place in the document, and why."""

@@ -134,13 +134,13 @@ def lora(fields: Fields) -> tuple[tuple[str, float], ...] | None:
 def with_thoughts(request: Generate, fields: Fields, *, split: bool) -> Generate:
     """``request`` with what ``fields`` want of thoughts: their budget, and whether stop strings apply to them.
     ``split``: whether they are to be told apart from the answer."""
-    names = ("reasoning_budget", "thinking_budget_tokens")
-    budget = next((value for name in names if (value := fields.integer(name, -1, MAX_TOKEN_ID)) is not None), None)
+    given = schemas.Thoughts.view(fields)
+    budget = given.reasoning_budget
     return replace(
         request,
         splits_thoughts=split,
-        thought_budget=MAX_TOKEN_ID if budget == -1 else budget,
-        stops_in_thoughts=fields.boolean("stop_in_reasoning", False),
+        thought_budget=given.thinking_budget_tokens if budget is None else budget,
+        stops_in_thoughts=given.stop_in_reasoning,
     )
 
 

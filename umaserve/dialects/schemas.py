@@ -55,9 +55,9 @@ ABOUT_STRICT = (
 )
 
 
-def _window(given: Any, path: str) -> int:
-    window = integer(given, path, -1, MAX_WINDOW)
-    return window if window >= 0 else MAX_WINDOW
+def _tokens(given: Any, path: str) -> int:
+    number = integer(given, path, -1, MAX_WINDOW)
+    return number if number >= 0 else MAX_WINDOW
 
 
 def _biases(given: Any, path: str) -> tuple[tuple[int, float], ...]:
@@ -87,7 +87,7 @@ def _adapters(given: Any, path: str) -> tuple[tuple[str, float], ...]:
 Base64 = Kind(string(1).schema, fields.media_data)
 """Base64 text, which is checked where it is decoded."""
 _PRIORITY = Kind(choice(*PRIORITIES).schema, lambda given, path: PRIORITIES[fields.one_of(given, path, PRIORITIES)])
-_WINDOW = Kind({"type": "integer", "minimum": -1, "maximum": MAX_WINDOW}, _window)
+_TOKENS = Kind({"type": "integer", "minimum": -1, "maximum": MAX_WINDOW}, _tokens)
 _BIASES = Kind(mapping(number(-100, 100), maxProperties=MAX_BIASES).schema | {"properties": {}}, _biases)
 _ADAPTERS = Kind(
     mapping(
@@ -126,7 +126,7 @@ class Sampling(Declared):
         number(-2, 2), "As presence_penalty, times how often the token was said.", default=DEFAULTS.frequency_penalty
     )
     penalty_window = optional(
-        _WINDOW,
+        _TOKENS,
         "How many of the last tokens count for the penalties; 0: no penalties; -1: all.",
         default=DEFAULTS.penalty_window,
         key="repeat_last_n",
@@ -170,6 +170,16 @@ class Computation(Declared):
         _ADAPTERS,
         "The server's LoRA adapters to use, by name, each with its scale; {}: none. By default all, at 1.",
     )
+
+
+class Thoughts(Declared):
+    reasoning_budget = optional(
+        _TOKENS,
+        "After how many tokens a thought is closed by force: -1 never, 0 at once. Default: the server's "
+        "--reasoning-budget.",
+    )
+    thinking_budget_tokens = optional(_TOKENS, "Another name of reasoning_budget.")
+    stop_in_reasoning = switch(False, "Whether stop strings also end the answer inside thoughts.")
 
 
 class _Slo(Declared):

@@ -14,6 +14,7 @@ from umaserve.dialects.schemas import (
     Sampling,
     Targets,
     TextItem,
+    Thoughts,
     VideoItem,
 )
 from umaserve.wire.declared import (
@@ -76,7 +77,7 @@ class GenerateMessage(Declared):
     )
 
 
-class Options(Declared):
+class Options(Thoughts):
     stream = optional(boolean())
     echo_prompt = switch(False, "Begin the text with the prompt.")
     include_token_ids = switch(False)
@@ -93,16 +94,10 @@ class Options(Declared):
         "(reasoning) beside each token and in the end, or nowhere.",
         default="inline",
     )
-    reasoning_budget = optional(
-        whole(-1),
-        "After how many tokens a thought is closed by force: -1 never, 0 at once. Default: the "
-        "server's --reasoning-budget.",
-    )
     enable_thinking = optional(boolean(), "Whether a model that can think does so in a conversation, by default yes.")
     chat_template_kwargs = optional(
         value(type="object"), "Variables of the model's chat template, enable_thinking among them."
     )
-    stop_in_reasoning = switch(False, "Whether stop strings also end the answer inside thoughts.")
 
 
 class _Asked(Targets):

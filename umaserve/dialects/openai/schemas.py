@@ -20,6 +20,7 @@ from umaserve.dialects.schemas import (
     FinishReason,
     Sampling,
     Targets,
+    Thoughts,
 )
 from umaserve.wire import fields
 from umaserve.wire.declared import (
@@ -320,7 +321,7 @@ class _Request(Declared):
     response_format = optional(by_type(PlainFormat, SchemaFormat))
 
 
-class ChatRequest(_Request, Sampling, Computation, Targets):
+class ChatRequest(_Request, Sampling, Computation, Targets, Thoughts):
     messages = required(array(Message, 1, MAX_TURNS, of="messages"))
     continue_final_message = optional(
         boolean(),
@@ -341,13 +342,6 @@ class ChatRequest(_Request, Sampling, Computation, Targets):
         "Where the model's thoughts are: in reasoning_content, or with none in the content, with their marks.",
         default="auto",
     )
-    reasoning_budget = optional(
-        whole(-1),
-        "After how many tokens a thought is closed by force: -1 never, 0 at once. Default: the server's "
-        "--reasoning-budget.",
-    )
-    thinking_budget_tokens = optional(whole(-1), "Another name of reasoning_budget.")
-    stop_in_reasoning = switch(False, "Whether stop strings also end the answer inside thoughts.")
     add_generation_prompt = switch(True, "Whether the template opens an assistant's message where none is continued.")
     max_completion_tokens = optional(
         _limit(1), "Cut to what the context holds and to the server's --max-tokens, which are the default too."
