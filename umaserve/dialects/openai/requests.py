@@ -133,7 +133,7 @@ def _continuation(given: schemas.ChatRequest) -> tuple[bool | None, bool]:
 def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> CompletionRequest:
     """Parse a body of ``POST /v1/completions``; raises ``RequestError``."""
     given = schemas.CompletionRequest.view(json_body(body))
-    _ = given.suffix
+    _ = given.suffix  # Refused unless it is empty.
     n = given.n or 1
     if (best_of := given.best_of) not in (None, n):
         raise out_of_range("best_of", f"{n}, the value of n", best_of)

@@ -254,7 +254,7 @@ def _asked(given: TranscriptionForm, *, translates: bool) -> _Asked:
         raise RequestError(
             Fault.BAD_REQUEST, "stream", f'expected false where response_format is "{file_format}", got true'
         )
-    _ = given.timestamp_granularities_
+    _ = given.timestamp_granularities_  # Refused unless they are what there is.
     spoken = "" if translates else language.strip()
     return _Asked(given.model or "", file_format, stream, bool(given.include_), spoken, given.temperature or 0.0)
 

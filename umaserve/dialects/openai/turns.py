@@ -82,7 +82,7 @@ def _choice(choice: str | NamedTool | AllowedTools, offered: tuple[Tool, ...]) -
 
 def _known(named: NamedTool, offered: tuple[Tool, ...]) -> str:
     """The name of one of the tools in ``offered``. It may also stand flat, as in the Responses API: clients do so."""
-    _ = named.type
+    _ = named.type  # Only functions are known.
     place = named.function or named
     name = place.name_
     if name is None:
@@ -141,7 +141,7 @@ def recording(given: InputAudio) -> Audio:
 
 
 def _call(given: schemas.ToolCall) -> ToolCall:
-    _ = given.type
+    _ = given.type  # Only functions are known.
     function = given.function
     # Any name, not only a tool's: it is an earlier answer of the model, which may have invented one.
     name, arguments = function.name_, function.arguments
@@ -149,7 +149,7 @@ def _call(given: schemas.ToolCall) -> ToolCall:
 
 
 def _tool(given: schemas.Tool) -> Tool:
-    _ = given.type
+    _ = given.type  # Only functions are known.
     function = given.function
     strict, schema = function.strict, function.parameters
     if schema is None:
