@@ -37,6 +37,7 @@ DIFFERENCES: dict[str, str] = {
     "/messages/items/properties/reasoning$": "another name of reasoning_content, which was always read",
     "/delta/properties/tool_calls/": "a call comes in pieces, of which only the first has an id and a name",
     "/properties/thinking_budget_tokens$": "another name of reasoning_budget, which was always read",
+    "/options/properties/(enable_thinking|chat_template_kwargs)/": "said in the words of OpenAI's API, and of more",
     "/n_predict/anyOf": "null was said twice",
 }
 """What differs, by a pattern of its place in the document, and why."""

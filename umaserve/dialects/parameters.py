@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,9 +17,8 @@ from umaserve.dialects.schemas import MAX_SLO_MS, PRIORITIES, Targets
 from umaserve.dialects.schemas import MAX_TURNS as MAX_TURNS
 from umaserve.dialects.schemas import REASONING as REASONING
 from umaserve.dialects.schemas import ROLES as ROLES
-from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, dump_capped, out_of_range, parse_json, string
+from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, out_of_range, parse_json, string
 
-MAX_KWARGS_BYTES = 64 * 1024
 MAX_TOKEN_ID = 2**31 - 1
 PRIORITY_HEADER, TTFT_HEADER, TBT_HEADER = "x-umaserve-priority", "x-umaserve-slo-ttft-ms", "x-umaserve-slo-tbt-ms"
 PRIORITY_HEADERS = (PRIORITY_HEADER, TTFT_HEADER, TBT_HEADER)
@@ -51,11 +49,6 @@ NOT_DONE: dict[str, tuple[tuple[object, ...], str]] = {
 }
 """Fields of other servers that change the generated text and aren't supported here, each with its neutral values, which
 are accepted, and with what to use instead."""
-
-_OF_REQUEST = "it is a field of the request"
-_OF_MODEL = "it comes from the model"
-_NOT_KWARGS = {"messages": _OF_REQUEST, "tools": _OF_REQUEST, "add_generation_prompt": _OF_REQUEST}
-_NOT_KWARGS |= {"bos_token": _OF_MODEL, "eos_token": _OF_MODEL}
 
 _SAMPLING = {parameter.name for parameter in dataclasses.fields(Sampling)} & vars(schemas.Sampling).keys() - {"grammar"}
 """The parameters that are called in a request as they are in ``core/requests``; a grammar has many names."""
@@ -153,18 +146,12 @@ def with_template_kwargs(request: Generate, fields: Fields) -> Generate:
 def template_kwargs(fields: Fields) -> tuple[dict[str, object], bool | None]:
     """``chat_template_kwargs``: the chat template's variables; and the one named ``enable_thinking``, by itself. That
     may also stand beside them."""
-    thinks = fields.boolean("enable_thinking", None)
-    given = fields.object("chat_template_kwargs")
-    if given is None:
+    given = schemas.TemplateKwargs.view(fields)
+    thinks, kwargs = given.enable_thinking, given.chat_template_kwargs
+    if kwargs is None:
         return {}, thinks
-    dump_capped(given.values, fields.name("chat_template_kwargs"), MAX_KWARGS_BYTES)
-    for name in given.values:
-        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]{0,63}", name):
-            raise out_of_range(fields.name("chat_template_kwargs"), "names of variables as keys", f'"{name}"')
-        if name in _NOT_KWARGS:
-            raise RequestError(Fault.BAD_REQUEST, given.name(name), f"expected to be absent: {_NOT_KWARGS[name]}")
-    others = {name: value for name, value in given.values.items() if name != "enable_thinking"}
-    return others, given.boolean("enable_thinking", thinks)
+    others = {name: value for name, value in kwargs.values.items() if name != "enable_thinking"}
+    return others, thinks if kwargs.enable_thinking is None else kwargs.enable_thinking
 
 
 def with_targets(request: Generate, fields: Fields) -> Generate:

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from umaserve.core import requests
+from umaserve.core.errors import Fault, RequestError
 from umaserve.core.requests import Priority
 from umaserve.dialects.grammars import CHOICES, GBNF, REGEX, SCHEMA, SCHEMA_OR_TEXT, STRUCTURED
 from umaserve.wire import fields
@@ -32,6 +33,7 @@ DEFAULTS = requests.Sampling(temperature=1.0, top_p=1.0)
 """OpenAI documents these two; the other defaults are this server's own."""
 MAX_ID_BYTES = 256
 MAX_TURNS = 1024
+MAX_KWARGS_BYTES = 64 * 1024
 MAX_STOPS, MAX_STOP_BYTES = 16, 256
 MAX_BIASES = 1024
 MAX_ADAPTERS, MAX_ADAPTER_BYTES = 16, 256
@@ -180,6 +182,37 @@ class Thoughts(Declared):
     )
     thinking_budget_tokens = optional(_TOKENS, "Another name of reasoning_budget.")
     stop_in_reasoning = switch(False, "Whether stop strings also end the answer inside thoughts.")
+
+
+_OF_REQUEST, _OF_MODEL = "it is a field of the request", "it comes from the model"
+_NOT_KWARGS = {
+    **dict.fromkeys(("messages", "tools", "add_generation_prompt"), _OF_REQUEST),
+    **dict.fromkeys(("bos_token", "eos_token"), _OF_MODEL),
+}
+
+
+class _Kwargs(Declared):
+    enable_thinking = optional(boolean())
+
+
+def _kwargs(given: Any, path: str) -> _Kwargs:
+    kwargs = _Kwargs.of(given, path)
+    fields.dump_capped(kwargs.values, path, MAX_KWARGS_BYTES)
+    for name in kwargs.values:
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]{0,63}", name):
+            raise out_of_range(path, "names of variables as keys", f'"{name}"')
+        if name in _NOT_KWARGS:
+            raise RequestError(Fault.BAD_REQUEST, kwargs.name(name), f"expected to be absent: {_NOT_KWARGS[name]}")
+    return kwargs
+
+
+class TemplateKwargs(Declared):
+    chat_template_kwargs = optional(
+        Kind({"$ref": _Kwargs}, _kwargs),
+        "Variables of the model's chat template. enable_thinking: whether a model that can think does so, by default "
+        "yes; preserve_reasoning: whether thoughts of earlier turns stay in the prompt, by default yes.",
+    )
+    enable_thinking = optional(boolean(), "The same as enable_thinking in chat_template_kwargs, which comes first.")
 
 
 class _Slo(Declared):

@@ -13,6 +13,7 @@ from umaserve.dialects.schemas import (
     ImageItem,
     Sampling,
     Targets,
+    TemplateKwargs,
     TextItem,
     Thoughts,
     VideoItem,
@@ -32,7 +33,6 @@ from umaserve.wire.declared import (
     required,
     string,
     switch,
-    value,
     whole,
 )
 
@@ -77,7 +77,7 @@ class GenerateMessage(Declared):
     )
 
 
-class Options(Thoughts):
+class Options(Thoughts, TemplateKwargs):
     stream = optional(boolean())
     echo_prompt = switch(False, "Begin the text with the prompt.")
     include_token_ids = switch(False)
@@ -93,10 +93,6 @@ class Options(Thoughts):
         "Where the model's thoughts are: in the text with their marks, in a field of their own "
         "(reasoning) beside each token and in the end, or nowhere.",
         default="inline",
-    )
-    enable_thinking = optional(boolean(), "Whether a model that can think does so in a conversation, by default yes.")
-    chat_template_kwargs = optional(
-        value(type="object"), "Variables of the model's chat template, enable_thinking among them."
     )
 
 

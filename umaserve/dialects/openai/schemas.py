@@ -20,6 +20,7 @@ from umaserve.dialects.schemas import (
     FinishReason,
     Sampling,
     Targets,
+    TemplateKwargs,
     Thoughts,
 )
 from umaserve.wire import fields
@@ -281,10 +282,6 @@ class _SpokenAnswer(Declared):
     )
 
 
-class _ChatTemplateKwargs(Declared):
-    enable_thinking = optional(boolean())
-
-
 class _StreamOptions(Declared):
     include_usage = switch(False, "Send the usage in a last chunk.")
 
@@ -321,18 +318,12 @@ class _Request(Declared):
     response_format = optional(by_type(PlainFormat, SchemaFormat))
 
 
-class ChatRequest(_Request, Sampling, Computation, Targets, Thoughts):
+class ChatRequest(_Request, Sampling, Computation, Targets, Thoughts, TemplateKwargs):
     messages = required(array(Message, 1, MAX_TURNS, of="messages"))
     continue_final_message = optional(
         boolean(),
         "Whether the answer goes on with the last message, which is then the assistant's. By default where it is.",
     )
-    chat_template_kwargs = optional(
-        _ChatTemplateKwargs,
-        "Variables of the model's chat template. enable_thinking: whether a model that can think does so, by default "
-        "yes; preserve_reasoning: whether thoughts of earlier turns stay in the prompt, by default yes.",
-    )
-    enable_thinking = optional(boolean(), "The same as enable_thinking in chat_template_kwargs, which comes first.")
     reasoning_effort = optional(
         choice(*REASONING_EFFORTS),
         "How much the model thinks, where its chat template knows such a thing; none: not at all.",
