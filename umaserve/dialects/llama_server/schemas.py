@@ -8,8 +8,7 @@ from typing import Any
 from umaserve.core import requests
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.requests import SAMPLERS
-from umaserve.dialects.openai.requests import MAX_CHOICES
-from umaserve.dialects.openai.schemas import PromptProgress, Texts, Timings
+from umaserve.dialects.openai.schemas import MAX_CHOICES, PromptProgress, Texts, Timings
 from umaserve.dialects.schemas import (
     MAX_ADAPTERS,
     MAX_BIASES,
