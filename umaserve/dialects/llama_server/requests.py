@@ -44,7 +44,7 @@ def native_request(fields: Fields, limits: RequestLimits, new_id: str, adapters:
     which requests name by number."""
     given = schemas.NativeRequest(_in_our_words(fields, adapters))
     texts = Fields({"prompt": _without_media(given.values.get("prompt"))})
-    prompts = inputs(texts, "prompt", limits, MAX_PROMPTS, empty=True)
+    prompts = inputs(texts, "prompt", limits, MAX_PROMPTS)
     one = _parameters(given, limits, new_id)
     n = given.n_cmpl or given.n or 1
     if n * len(prompts) > MAX_GENERATIONS:

@@ -43,14 +43,13 @@ def parse_embeddings(fields: Fields, limits: RequestLimits, length: int) -> Embe
 
 
 def embedded_texts(fields: Fields, key: str, limits: RequestLimits) -> tuple[str | TokenIds | MixedText, ...]:
-    """``inputs`` whose strings may be empty, as most models have tokens around a text, or in objects of llama-server's
-    forms; raises ``RequestError``."""
+    """``inputs``, which may also be in objects of llama-server's forms; raises ``RequestError``."""
     value = fields.values.get(key)
     if isinstance(value, list):
         value = [_out_of_object(item, fields.name(f"{key}[{index}]")) for index, item in enumerate(value)]
     else:
         value = _out_of_object(value, fields.name(key))
-    texts = inputs(Fields({key: value}), key, limits, MAX_INPUTS, empty=True)
+    texts = inputs(Fields({key: value}), key, limits, MAX_INPUTS)
     check_prompt_bytes(sum(map(size_of, texts)), limits, key)
     return texts
 

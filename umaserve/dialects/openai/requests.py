@@ -34,7 +34,7 @@ from umaserve.dialects.parameters import (
     within_cap,
 )
 from umaserve.dialects.schemas import DEFAULTS, MAX_SEED
-from umaserve.wire.fields import Fields, bad_request, out_of_range, string
+from umaserve.wire.fields import Fields, bad_request, out_of_range
 
 MAX_GENERATIONS = 32
 """Prompts times choices per prompt, in one request."""
@@ -137,7 +137,7 @@ def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> Compl
     n = given.n or 1
     if (best_of := given.best_of) not in (None, n):
         raise out_of_range("best_of", f"{n}, the value of n", best_of)
-    prompts = inputs(given, "prompt", limits, MAX_PROMPTS, empty=True)
+    prompts = inputs(given, "prompt", limits, MAX_PROMPTS)
     if n * len(prompts) > MAX_GENERATIONS:
         raise out_of_range("n", f"at most {MAX_GENERATIONS // len(prompts)} for {len(prompts)} prompts", n)
     logprobs, prompt_logprobs, echo = given.logprobs, given.prompt_logprobs, given.echo
@@ -162,20 +162,18 @@ def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> Compl
     return replace(asked, prompt_logprobs=prompt_logprobs)
 
 
-def inputs(
-    fields: Fields, key: str, limits: RequestLimits, max_items: int, *, empty: bool = False
-) -> tuple[str | TokenIds | MixedText, ...]:
+def inputs(fields: Fields, key: str, limits: RequestLimits, max_items: int) -> tuple[str | TokenIds | MixedText, ...]:
     """OpenAI's and llama-server's forms of texts: a string, an array of token ids or of ids and strings, or an array of
-    up to ``max_items`` of these. ``empty``: whether a string may be empty."""
+    up to ``max_items`` of these."""
     value, path = fields.values.get(key), fields.name(key)
     if not isinstance(value, list) or any(type(item) is int for item in value):
-        return (_input(value, path, limits, empty=empty),)
+        return (_input(value, path, limits),)
     if not 1 <= len(value) <= max_items:
         raise out_of_range(path, f"1 to {max_items} texts", len(value))
-    return tuple(_input(item, f"{path}[{i}]", limits, empty=empty) for i, item in enumerate(value))
+    return tuple(_input(item, f"{path}[{i}]", limits) for i, item in enumerate(value))
 
 
-def _input(value: object, path: str, limits: RequestLimits, *, empty: bool) -> str | TokenIds | MixedText:
+def _input(value: object, path: str, limits: RequestLimits) -> str | TokenIds | MixedText:
     if isinstance(value, list):
         if not value:
             raise out_of_range(path, "at least one token id", "none")
@@ -184,9 +182,8 @@ def _input(value: object, path: str, limits: RequestLimits, *, empty: bool) -> s
         return TokenIds(token_ids(value, path, limits))
     if not isinstance(value, str):
         raise bad_request(path, "a string or an array of token ids", value)
-    text = string(value, path, empty=empty)
-    check_prompt_bytes(len(text.encode()), limits, path)
-    return text
+    check_prompt_bytes(len(value.encode()), limits, path)
+    return value
 
 
 def _mixed(items: list[object], path: str, limits: RequestLimits) -> MixedText:
