@@ -100,6 +100,15 @@ _ADAPTERS = Kind(
 )
 
 
+def object_text(max_bytes: int) -> Kind[str]:
+    """An object, read as JSON text of at most ``max_bytes``."""
+
+    def read(given: Any, path: str) -> str:
+        return fields.dump_capped(Fields.of(given, path).values, path, max_bytes).decode()
+
+    return Kind({"type": "object"}, read)
+
+
 class Sampling(Declared):
     """How each next token is chosen. Defaults are those of /v1/chat/completions and /v1/completions; at /v1/generate
     temperature is 0 and top_p is 0.95 by default."""
