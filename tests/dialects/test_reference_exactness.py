@@ -39,6 +39,10 @@ DIFFERENCES: dict[str, str] = {
     "/properties/thinking_budget_tokens$": "another name of reasoning_budget, which was always read",
     "/options/properties/(enable_thinking|chat_template_kwargs)/": "said in the words of OpenAI's API, and of more",
     "/n_predict/anyOf": "null was said twice",
+    "/v1/messages.*/properties/messages/items/": "the role says which blocks there may be",
+    "/v1/messages.*/properties/stop_sequences/": "a string may stand for an array of one",
+    "/v1/messages.*/properties/system/": "oneOf instead of anyOf",
+    "/v1/messages.*/properties/tool_choice/": "the type tool comes with a name",
 }
 """What differs, by a pattern of its place in the document, and why."""
 REWORDED = {
@@ -55,8 +59,8 @@ REWORDED = {
     ),
 }
 """Descriptions that say the same in other words, since they are docstrings now."""
-NEW_BOUNDS = ("maxLength", "minLength", "maximum", "minimum", "maxItems", "minItems", "pattern")
-"""Bounds that the parsers have always had, and that the document did not tell."""
+NEW_BOUNDS = ("maxLength", "minLength", "maximum", "minimum", "maxItems", "minItems", "pattern", "default")
+"""Bounds and defaults that the parsers have always had, and that the document did not tell."""
 NULL = {"type": "null"}
 
 
@@ -81,6 +85,8 @@ def whole(value: Any, document: dict[str, Any], within: tuple[str, ...] = ()) ->
         made = joined(part, made)
     if made.get("required") in (False, []):
         del made["required"]  # The default.
+    if made.get("additionalProperties") is True:
+        del made["additionalProperties"]  # The default.
     if "enum" in made:
         made.pop("type", None)  # The values have types.
     for way in ("oneOf", "anyOf"):

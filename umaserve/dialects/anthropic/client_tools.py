@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any
 
-from umaserve.wire.fields import Fields
+from umaserve.dialects.anthropic.schemas import AnthropicTool
 
 _KIND = re.compile(r"(bash|text_editor|computer|memory)_\d{8}")
 _TEXT: dict[str, Any] = {"type": "string"}
@@ -39,8 +39,8 @@ _COMPUTER = (
 )
 
 
-def client_tool(kind: str, fields: Fields) -> tuple[str, str] | None:
-    """The description and the schema of the tool in ``fields``, whose type is ``kind``; ``None`` if that is none of
+def client_tool(kind: str, given: AnthropicTool) -> tuple[str, str] | None:
+    """The description and the schema of the tool ``given``, whose type is ``kind``; ``None`` if that is none of
     those that clients run. Raises ``RequestError``."""
     match = _KIND.fullmatch(kind)
     if match is None:
@@ -58,7 +58,7 @@ def client_tool(kind: str, fields: Fields) -> tuple[str, str] | None:
             commands = {"command": {"enum": [*_EDITS, "delete", "rename"]}}
             more = {"insert_line": _LINE, "insert_text": _TEXT, "old_path": _TEXT, "new_path": _TEXT}
             return _MEMORY, _schema({**commands, **edits, **more}, "command")
-    sides = [fields.integer(f"display_{side}_px", 1) or "?" for side in ("width", "height")]
+    sides = given.display_width_px or "?", given.display_height_px or "?"
     actions = {
         "action": {"enum": [*_ACTIONS]},
         "coordinate": _PLACE,

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from umaserve.dialects.schemas import Computation, Sampling, Targets
+import re
+from typing import Any
+
+from umaserve.dialects.grammars import MAX_SCHEMA_BYTES, SCHEMA
+from umaserve.dialects.parameters import MAX_ID_BYTES, MAX_TOKEN_ID, MAX_TURNS
+from umaserve.dialects.schemas import MAX_STOP_BYTES, MAX_STOPS, Computation, Sampling, Targets, object_text
 from umaserve.wire.declared import (
     Declared,
+    Kind,
     any_of,
     array,
     boolean,
+    by_type,
     choice,
     const,
     named,
     nullable,
     omittable,
+    one_of,
     optional,
     required,
     string,
-    value,
+    strings,
+    switch,
+    text_or,
     whole,
 )
+from umaserve.wire.fields import Fields, bad_request, media_data, out_of_range
+
+MAX_BLOCKS = 1024
+MAX_INPUT_BYTES = 2**30
+"""Bytes of a call's input. All messages together are limited by ``max_prompt_bytes``."""
+_TOOL_NAME = "[A-Za-z0-9_-]{1,128}"
 
 
 class AnthropicModel(Declared):
@@ -43,35 +59,48 @@ class AnthropicText(Declared):
     text = required(string())
 
 
-class _Source(Declared):
-    type = required(const("base64"))
-    media_type = optional(string(max_bytes=64))
-    data = required(string(1, contentEncoding="base64"))
+def _only(name: str, why: str) -> Kind[str]:
+    """One value, where others ask for what this server doesn't do."""
+
+    def read(given: Any, path: str) -> str:
+        if not isinstance(given, str):
+            raise bad_request(path, f'"{name}"', given)
+        if given != name:
+            raise out_of_range(path, f'"{name}", since {why}', f'"{given}"')
+        return given
+
+    return Kind({"const": name}, read)
+
+
+class _ImageSource(Declared):
+    type = required(_only("base64", "this server fetches nothing and keeps no files"))
+    media_type = optional(string(1, 64))
+    data = required(Kind({**string(1).schema, "contentEncoding": "base64"}, media_data))
 
 
 class AnthropicImage(Declared):
     type = required(const("image"))
-    source = required(_Source)
+    source = required(_ImageSource)
 
 
-class _AnthropicDocumentSource(Declared):
-    type = required(const("text"))
+class _DocumentSource(Declared):
+    type = required(_only("text", "this server reads no other documents"))
     media_type = omittable(string())
     data = required(string())
 
 
 class AnthropicDocument(Declared):
     type = required(const("document"))
-    title = optional(string())
-    context = optional(string())
-    source = required(_AnthropicDocumentSource)
+    title = optional(string(max_bytes=4096))
+    context = optional(string(max_bytes=4096))
+    source = required(_DocumentSource)
 
 
 class AnthropicToolResult(Declared):
     type = required(const("tool_result"))
-    tool_use_id = required(string(1))
-    is_error = optional(boolean())
-    content = optional(any_of(string(), array(any_of(AnthropicText, AnthropicImage, AnthropicDocument))))
+    tool_use_id = required(string(1, MAX_ID_BYTES))
+    is_error = switch(False)
+    content = optional(text_or(by_type(AnthropicText, AnthropicImage, AnthropicDocument), high=MAX_BLOCKS, of="blocks"))
 
 
 class AnthropicThinking(Declared):
@@ -80,112 +109,124 @@ class AnthropicThinking(Declared):
     signature = omittable(string())
 
 
-class _RedactedThinkingContentItem(Declared):
+class AnthropicRedactedThinking(Declared):
     type = required(const("redacted_thinking"))
     data = omittable(string())
 
 
 class AnthropicToolUse(Declared):
     type = required(const("tool_use"))
-    id = required(string(1))
+    id = required(string(1, MAX_ID_BYTES))
+    # Any name, not only a tool's: it is an earlier answer of the model, which may have invented one.
     name_ = required(string(1))
-    input = required(value(type="object", additionalProperties=True))
+    input = required(object_text(MAX_INPUT_BYTES))
 
 
-class _Message(Declared):
-    role = required(choice("user", "assistant", "system"))
+class AnthropicUserMessage(Declared):
+    role = required(choice("user", "system"))
     content = required(
-        any_of(
-            string(),
-            array(
-                any_of(
-                    AnthropicText,
-                    AnthropicImage,
-                    AnthropicDocument,
-                    AnthropicToolResult,
-                    AnthropicThinking,
-                    _RedactedThinkingContentItem,
-                    AnthropicToolUse,
-                ),
-                high=1024,
-            ),
+        text_or(
+            by_type(AnthropicText, AnthropicImage, AnthropicDocument, AnthropicToolResult), 1, MAX_BLOCKS, of="blocks"
         )
     )
 
 
-class _Tool(Declared):
-    type = optional(
-        string(),
-        (
-            "custom or null: described by input_schema. bash_, text_editor_, computer_ or memory_ and a "
-            "date: one of Anthropic's that the client runs. Any other, such as web_search_20250305: one "
-            "that the service would run, which is skipped; the server's log tells once."
-        ),
+class AnthropicAssistantMessage(Declared):
+    role = required(const("assistant"))
+    content = required(
+        text_or(
+            by_type(AnthropicText, AnthropicThinking, AnthropicRedactedThinking, AnthropicToolUse),
+            high=MAX_BLOCKS,
+            of="blocks",
+        )
     )
-    name_ = required(string(pattern="^[A-Za-z0-9_-]{1,128}$"))
+
+
+def _message(given: Any, path: str) -> AnthropicUserMessage | AnthropicAssistantMessage:
+    message = Fields.of(given, path)
+    role = message.required_one_of("role", ("user", "assistant", "system"))
+    return AnthropicAssistantMessage.view(message) if role == "assistant" else AnthropicUserMessage.view(message)
+
+
+_MESSAGE = Kind(one_of(AnthropicUserMessage, AnthropicAssistantMessage).schema, _message)
+
+
+def _tool_name(given: Any, path: str) -> str:
+    name = string(1).read(given, path)
+    if not re.fullmatch(_TOOL_NAME, name):
+        raise out_of_range(path, "1 to 128 letters, digits, _ or -", f'"{name}"')
+    return name
+
+
+class AnthropicTool(Declared):
+    type = optional(
+        string(1, 64),
+        "custom or null: described by input_schema. bash_, text_editor_, computer_ or memory_ and a date: one of "
+        "Anthropic's that the client runs. Any other, such as web_search_20250305: one that the service would run, "
+        "which is skipped; the server's log tells once.",
+    )
+    name_ = required(Kind(string(pattern=f"^{_TOOL_NAME}$").schema, _tool_name))
     description = optional(string())
-    input_schema = omittable(value(type="object", additionalProperties=True))
+    input_schema = omittable(object_text(MAX_SCHEMA_BYTES))
     display_width_px = optional(whole(1))
     display_height_px = optional(whole(1))
-    strict = optional(
-        boolean(),
-        (
-            "true: a schema with a keyword that no grammar can enforce is refused by its path. Otherwise "
-            "such keywords are left out, which the server's log tells once."
-        ),
+    strict = switch(
+        False,
+        "true: a schema with a keyword that no grammar can enforce is refused by its path. Otherwise such keywords "
+        "are left out, which the server's log tells once.",
     )
 
 
 class _ToolChoice(Declared):
-    type = required(choice("auto", "any", "tool", "none"))
-    name_ = omittable(string(), "With tool.")
     disable_parallel_tool_use = optional(boolean(), "The default is true where a call is required.")
 
 
-class _Thinking(Declared):
+class AnthropicToolChoice(_ToolChoice):
+    type = required(choice("auto", "any", "none"))
+
+
+class AnthropicNamedToolChoice(_ToolChoice):
+    type = required(const("tool"))
+    name_ = required(string(1))
+
+
+class AnthropicThinkingConfig(Declared):
     type = required(choice("enabled", "adaptive", "disabled"))
-    budget_tokens = optional(whole(1, 2147483647))
+    budget_tokens = optional(whole(1, MAX_TOKEN_ID))
 
 
-class _OutputConfig(Declared):
+class _Effort(Declared):
     effort = optional(choice("low", "medium", "high", "xhigh", "max"))
 
 
 class AnthropicConversation(Declared):
     model = optional(
-        string(max_bytes=256),
-        (
-            "One that /v1/models lists, or an alias. Without one, or by an unknown name (refused with "
-            "--strict-models): the default model."
-        ),
+        string(max_bytes=MAX_ID_BYTES),
+        "One that /v1/models lists, or an alias. Without one, or by an unknown name (refused with --strict-models): "
+        "the default model.",
     )
-    messages = required(array(_Message, 1, 1024))
+    messages = required(array(_MESSAGE, 1, MAX_TURNS, of="messages"))
     system = optional(
-        any_of(string(), array(AnthropicText, high=1024)),
-        ("A line that begins with x-anthropic-billing-header: is left out, since it is new in each turn."),
+        text_or(by_type(AnthropicText), high=MAX_BLOCKS, of="text blocks"),
+        "A line that begins with x-anthropic-billing-header: is left out, since it is new in each turn.",
     )
-    tools = optional(array(_Tool, high=256))
-    tool_choice = optional(any_of(_ToolChoice))
+    tools = optional(array(AnthropicTool, high=256, of="tools"))
+    tool_choice = optional(by_type(AnthropicToolChoice, AnthropicNamedToolChoice))
     thinking = optional(
-        any_of(_Thinking),
-        (
-            "Absent: disabled. budget_tokens: after how many the thoughts are closed. Thoughts that were "
-            "not asked for are left out of the answer."
-        ),
+        AnthropicThinkingConfig,
+        "Absent: disabled. budget_tokens: after how many the thoughts are closed. Thoughts that were not asked for are "
+        "left out of the answer.",
     )
-    output_config = optional(_OutputConfig)
+    output_config = optional(_Effort)
 
 
-class _JsonSchema(Declared):
+class AnthropicFormat(Declared):
     type = required(const("json_schema"))
-    schema_ = required(value(type="object", additionalProperties=True))
+    schema_ = required(SCHEMA)
 
 
-AnthropicFormat = named("AnthropicFormat", any_of(_JsonSchema, value(type="null")))
-
-
-class _MessageOutputConfig(_OutputConfig):
-    format = omittable(AnthropicFormat)
+class _OutputConfig(_Effort):
+    format = optional(by_type(AnthropicFormat))
 
 
 class _Metadata(Declared):
@@ -195,17 +236,17 @@ class _Metadata(Declared):
 class AnthropicOptions(Declared):
     max_tokens = optional(
         whole(1),
-        ("At most --max-tokens and what the context holds; the answer is cut, not refused. Absent: as many as that."),
+        "At most --max-tokens and what the context holds; the answer is cut, not refused. Absent: as many as that.",
     )
-    stop_sequences = optional(array(string(1, 256), high=16))
-    output_format = omittable(AnthropicFormat)
-    stream = optional(boolean())
+    stop_sequences = optional(strings(MAX_STOPS, MAX_STOP_BYTES))
+    output_format = optional(by_type(AnthropicFormat))
+    stream = switch(False)
     metadata = optional(_Metadata)
     service_tier = optional(choice("auto", "standard_only"))
 
 
 class MessageRequest(AnthropicConversation, AnthropicOptions, Sampling, Computation, Targets):
-    output_config = optional(_MessageOutputConfig)
+    output_config = optional(_OutputConfig)
 
 
 class AnthropicUsage(Declared):
@@ -217,16 +258,20 @@ class AnthropicUsage(Declared):
     output_tokens = required(whole(0))
 
 
+_ANSWER_BLOCK = any_of(AnthropicText, AnthropicThinking, AnthropicToolUse)
+_STOP_REASON = nullable(
+    choice("end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"),
+    "refusal: the operator's content filter ended it.",
+)
+
+
 class AnthropicMessage(Declared):
     id = required(string())
     type = required(const("message"))
     role = required(const("assistant"))
     model = required(string(), "The model that is loaded.")
-    content = required(array(any_of(AnthropicText, AnthropicThinking, AnthropicToolUse)))
-    stop_reason = nullable(
-        choice("end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"),
-        "refusal: the operator's content filter ended it.",
-    )
+    content = required(array(_ANSWER_BLOCK))
+    stop_reason = _STOP_REASON
     stop_sequence = nullable(string())
     usage = required(AnthropicUsage)
 
@@ -239,25 +284,25 @@ class _MessageStart(Declared):
 class _ContentBlockStart(Declared):
     type = required(const("content_block_start"))
     index = required(whole(0))
-    content_block = required(any_of(AnthropicText, AnthropicThinking, AnthropicToolUse))
+    content_block = required(_ANSWER_BLOCK)
 
 
-class _TextDeltaDelta(Declared):
+class _TextDelta(Declared):
     type = required(const("text_delta"))
     text = required(string())
 
 
-class _ThinkingDeltaDelta(Declared):
+class _ThinkingDelta(Declared):
     type = required(const("thinking_delta"))
     thinking = required(string())
 
 
-class _SignatureDeltaDelta(Declared):
+class _SignatureDelta(Declared):
     type = required(const("signature_delta"))
     signature = required(string())
 
 
-class _InputJsonDeltaDelta(Declared):
+class _InputJsonDelta(Declared):
     type = required(const("input_json_delta"))
     partial_json = required(string())
 
@@ -265,7 +310,7 @@ class _InputJsonDeltaDelta(Declared):
 class _ContentBlockDelta(Declared):
     type = required(const("content_block_delta"))
     index = required(whole(0))
-    delta = required(any_of(_TextDeltaDelta, _ThinkingDeltaDelta, _SignatureDeltaDelta, _InputJsonDeltaDelta))
+    delta = required(any_of(_TextDelta, _ThinkingDelta, _SignatureDelta, _InputJsonDelta))
 
 
 class _ContentBlockStop(Declared):
@@ -273,17 +318,14 @@ class _ContentBlockStop(Declared):
     index = required(whole(0))
 
 
-class _Delta(Declared):
-    stop_reason = nullable(
-        choice("end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"),
-        "refusal: the operator's content filter ended it.",
-    )
+class _Stopped(Declared):
+    stop_reason = _STOP_REASON
     stop_sequence = nullable(string())
 
 
 class _MessageDelta(Declared):
     type = required(const("message_delta"))
-    delta = required(_Delta)
+    delta = required(_Stopped)
     usage = required(AnthropicUsage)
 
 
