@@ -279,18 +279,27 @@ def test_a_model_that_cannot_embed_and_a_path_and_a_model_that_are_not_there(htt
 # -- requests ----------------------------------------------------------------------------------------------------
 
 
-def with_value(body: dict, where: tuple[str, ...], value: Any) -> dict:
-    body = copy.deepcopy(body)
+def with_value(path: str, where: tuple[str, ...], value: Any) -> dict:
+    """An example of a body with ``value`` at ``where``."""
+    body = copy.deepcopy(next(example for of, _name, example in EXAMPLES if of == path))
+    known = dict(fields(request_schema(POSTS[path])))
     inner = body
-    for name in where[:-1]:
-        inner = inner.setdefault(name, {})
+    for i, name in enumerate(where[:-1], 1):
+        inner = inner.setdefault(name, kind_of(known[where[:i]]))
     inner[where[-1]] = value
     return body
 
 
-def refusal(http: httpx.Client, path: str, body: dict, where: tuple[str, ...], value: Any) -> str:
-    """The words, after the field's name, in which ``body`` with ``value`` at ``where`` is refused; none if it isn't."""
-    response = http.post(path, json=with_value(body, where, value))
+def kind_of(described: dict) -> dict:
+    """The fields that say of what kind an object is."""
+    schema = resolved(described)
+    required = ((name, schema["properties"][name]) for name in schema.get("required", ()))
+    return {name: part.get("const") or part["enum"][0] for name, part in required if {"const", "enum"} & part.keys()}
+
+
+def refusal(http: httpx.Client, path: str, where: tuple[str, ...], value: Any) -> str:
+    """The words, after the field's name, in which a body with ``value`` at ``where`` is refused; none if it isn't."""
+    response = http.post(path, json=with_value(path, where, value))
     check_response(response, POSTS[path])
     if response.status_code != 400:
         return ""
@@ -306,16 +315,15 @@ STAND_FOR_NONE = {(path, (name,)) for path in ("/completion", "/infill") for nam
 
 @pytest.mark.parametrize("path", POSTS)
 def test_every_field_is_read_and_has_these_bounds(http: httpx.Client, path: str):
-    body = next(value for where, _name, value in EXAMPLES if where == path)
     wrong = []
     for where, described in fields(request_schema(POSTS[path])):
-        if not refusal(http, path, body, where, [[]]):
+        if not refusal(http, path, where, [[]]):
             wrong.append((where, "is not read"))
         for key in ("minimum", "exclusiveMinimum", "maximum"):
             bound = described.get(key)
             if bound is None or (path, where) in STAND_FOR_NONE:
                 continue
-            words = refusal(http, path, body, where, bound + (1 if key == "maximum" else -1))
+            words = refusal(http, path, where, bound + (1 if key == "maximum" else -1))
             if not {str(bound), f"{bound:g}"} & set(re.findall(r"[-+.e0-9]*[0-9]", words.partition(", got")[0])):
                 wrong.append((where, key, words))
     assert wrong == []
@@ -352,11 +360,7 @@ def test_null_stands_for_an_absent_field_as_described(path: str):
             continue  # Beside other fields that these require.
         if path == "/rerank" and where == ("documents",):
             continue  # It may be absent only where there are texts.
-        body = copy.deepcopy(example)
-        inner = body
-        for name in where[:-1]:
-            inner = inner.setdefault(name, {})
-        inner[where[-1]] = None
+        body = with_value(path, where, None)
         assert described.is_valid(body), where
         take(path, body)
 
@@ -518,11 +522,10 @@ def test_a_turn_of_a_chat_is_as_described(daemon: Daemon, request_: dict):
 
 @pytest.mark.parametrize("path", POSTS)
 def test_no_number_is_too_large_to_be_refused(http: httpx.Client, path: str):
-    body = next(value for where, _name, value in EXAMPLES if where == path)
     failed = []
     for where, _described in fields(request_schema(POSTS[path])):
         for value in (1e308, -1e308, 2**64, -(2**63) - 1):
-            response = http.post(path, json=with_value(body, where, value))
+            response = http.post(path, json=with_value(path, where, value))
             if response.status_code not in (200, 400, 404, 501):
                 failed.append((where, value, response.status_code))
     assert failed == []
