@@ -7,7 +7,16 @@ from typing import Any
 
 from umaserve.dialects.grammars import MAX_SCHEMA_BYTES, SCHEMA
 from umaserve.dialects.parameters import MAX_ID_BYTES, MAX_TOKEN_ID, MAX_TURNS
-from umaserve.dialects.schemas import MAX_STOP_BYTES, MAX_STOPS, Computation, Sampling, Targets, object_text
+from umaserve.dialects.schemas import (
+    ABOUT_MODEL,
+    ABOUT_STRICT,
+    MAX_STOP_BYTES,
+    MAX_STOPS,
+    Computation,
+    Sampling,
+    Targets,
+    object_text,
+)
 from umaserve.wire.declared import (
     Declared,
     Kind,
@@ -170,11 +179,7 @@ class AnthropicTool(Declared):
     input_schema = omittable(object_text(MAX_SCHEMA_BYTES))
     display_width_px = optional(whole(1))
     display_height_px = optional(whole(1))
-    strict = switch(
-        False,
-        "true: a schema with a keyword that no grammar can enforce is refused by its path. Otherwise such keywords "
-        "are left out, which the server's log tells once.",
-    )
+    strict = switch(False, ABOUT_STRICT)
 
 
 class _ToolChoice(Declared):
@@ -200,11 +205,7 @@ class _Effort(Declared):
 
 
 class AnthropicConversation(Declared):
-    model = optional(
-        string(max_bytes=MAX_ID_BYTES),
-        "One that /v1/models lists, or an alias. Without one, or by an unknown name (refused with --strict-models): "
-        "the default model.",
-    )
+    model = optional(string(max_bytes=MAX_ID_BYTES), ABOUT_MODEL)
     messages = required(array(_MESSAGE, 1, MAX_TURNS, of="messages"))
     system = optional(
         text_or(by_type(AnthropicText), high=MAX_BLOCKS, of="text blocks"),
