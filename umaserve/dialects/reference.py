@@ -142,6 +142,15 @@ class Parameter:
         return made | _described(self.about)
 
 
+def query_of(declared: type[Declared]) -> tuple[Parameter, ...]:
+    """The parameters of the query that ``declared`` reads."""
+    made = []
+    for name, field_ in declared.declared.items():
+        default = {} if field_.default is None else {"default": field_.default}
+        made.append(Parameter(name, "query", Kind({**field_.kind.schema, **default}), field_.about))
+    return tuple(made)
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One method of one path."""
