@@ -11,10 +11,9 @@ from typing import Any
 import orjson
 
 from umaserve.core.errors import Fault, RequestError
-from umaserve.dialects.parameters import MAX_ID_BYTES
-from umaserve.dialects.responses.items import MAX_ITEMS
 from umaserve.dialects.responses.kept import MAX_BYTES, Kept, TenantsResponses
-from umaserve.wire.fields import Fields, array, bad_request, out_of_range, string
+from umaserve.dialects.responses.schemas import ResponseOptions
+from umaserve.wire.fields import Fields, out_of_range
 from umaserve.wire.long_texts import as_string
 
 log = logging.getLogger(__name__)
@@ -87,43 +86,32 @@ def told_by_relay(headers: Mapping[str, str]) -> Mapping[str, Any]:
 def keeping(fields: Fields, kept: TenantsResponses | None) -> Keeping:
     """Read the wishes from a body's fields; raises ``RequestError``. ``kept``: the caller's responses, if any are
     kept."""
-    previous, earlier = _previous(fields, kept)
-    items = _input_items(fields)
-    store, background = fields.boolean("store", True), fields.boolean("background", False)
+    given = ResponseOptions.view(fields)
+    previous = given.previous_response_id
+    earlier = () if previous is None else _earlier(previous, given.name("previous_response_id"), kept)
+    items, field = given.input, given.name("input")
+    if isinstance(items, str):
+        items = [Fields({"role": "user", "content": items}, f"{field}.")]
+    store, background = given.store, given.background
     if background and kept is None:
-        raise RequestError(Fault.BAD_REQUEST, fields.name("background"), f"expected false: {_ANEW}")
+        raise RequestError(Fault.BAD_REQUEST, given.name("background"), f"expected false: {_ANEW}")
     if background and not store:
-        raise RequestError(Fault.BAD_REQUEST, fields.name("store"), "expected true where background is, got false")
-    if background and fields.boolean("stream", False):
+        raise RequestError(Fault.BAD_REQUEST, given.name("store"), "expected true where background is, got false")
+    if background and given.stream:
         problem = "expected false where background is true, got true: fetch the response until it has ended"
-        raise RequestError(Fault.BAD_REQUEST, fields.name("stream"), problem)
-    return Keeping(previous, earlier, items, store and kept is not None, background, fields.name("input"))
+        raise RequestError(Fault.BAD_REQUEST, given.name("stream"), problem)
+    return Keeping(previous, earlier, items, store and kept is not None, background, field)
 
 
-def _input_items(fields: Fields) -> Sequence[Fields]:
-    """The items of ``input``; a text is one of the user."""
-    value, path = fields.values.get("input"), fields.name("input")
-    if isinstance(value, str | memoryview):
-        return [Fields({"role": "user", "content": string(value, path, empty=True)}, f"{path}.")]
-    if not isinstance(value, list):
-        raise bad_request(path, "a string or an array of items", value)
-    items = array(value, path, 1, MAX_ITEMS, "items")
-    return [Fields.of(item, f"{path}[{i}]") for i, item in enumerate(items)]
-
-
-def _previous(fields: Fields, kept: TenantsResponses | None) -> tuple[str | None, tuple[bytes, ...]]:
-    """The id of the response that this one follows, and all items up to its end."""
-    key = "previous_response_id"
-    previous = fields.string(key, max_bytes=MAX_ID_BYTES)
-    if previous is None:
-        return None, ()
+def _earlier(previous: str, field: str, kept: TenantsResponses | None) -> tuple[bytes, ...]:
+    """All items up to the end of the response ``previous``, which this one follows."""
     if kept is None:
-        raise RequestError(Fault.BAD_REQUEST, fields.name(key), f"expected to be absent: {_ANEW}; send all items")
-    found = kept.get(previous, fields.name(key))
+        raise RequestError(Fault.BAD_REQUEST, field, f"expected to be absent: {_ANEW}; send all items")
+    found = kept.get(previous, field)
     if found.cancel is not None:
         problem = "expected a response that has ended, got one that goes on in the background"
-        raise RequestError(Fault.BAD_REQUEST, fields.name(key), problem)
-    return previous, (*found.input, *found.output)
+        raise RequestError(Fault.BAD_REQUEST, field, problem)
+    return (*found.input, *found.output)
 
 
 def _kept_item(item: Fields, unique: str) -> bytes:

@@ -7,11 +7,10 @@ import orjson
 from umaserve.core.errors import Fault, RequestError
 from umaserve.dialects.http import JSON
 from umaserve.dialects.responses.kept import Kept, TenantsResponses
-from umaserve.wire.fields import Fields
+from umaserve.dialects.responses.schemas import DEFAULT_PAGE, InputItemsQuery
 from umaserve.wire.http_head import Request
 
 PATH = "/v1/responses"
-MAX_PAGE, DEFAULT_PAGE = 100, 20
 
 Reply = tuple[int, str, bytes]
 
@@ -47,18 +46,16 @@ def cancel(all_kept: TenantsResponses, request: Request) -> Reply:
 
 def input_items(all_kept: TenantsResponses, request: Request) -> Reply:
     """``GET /v1/responses/{id}/input_items``: a page of the items before the response, the newest first."""
-    kept, query = _found(all_kept, request), Fields(request.query)
+    kept, query = _found(all_kept, request), InputItemsQuery(request.query)
     items = [orjson.loads(item) for item in kept.input]
-    if query.one_of("order", ("asc", "desc")) != "asc":
+    if query.order != "asc":
         items.reverse()
-    if after := request.query.get("after"):
+    if after := query.after:
         ids = [item.get("id") for item in items]
         if after not in ids:
             raise RequestError(Fault.BAD_REQUEST, "after", f"expected the id of an item, got {after[:64]}")
         items = items[ids.index(after) + 1 :]
-    text = request.query.get("limit", str(DEFAULT_PAGE))
-    limit = Fields({"limit": int(text) if text.isdecimal() and len(text) < 10 else text}).integer("limit", 1, MAX_PAGE)
-    page = items[:limit]
+    page = items[: query.limit or DEFAULT_PAGE]
     told = {
         "object": "list",
         "data": page,

@@ -2,17 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from umaserve.dialects.openai.reference import ERRORS
-from umaserve.dialects.reference import Body, Operation, Parameter, Reference, Reply
+from umaserve.dialects.reference import MAX_TOKENS, Body, Operation, Parameter, Reference, Reply, query_of
 from umaserve.dialects.responses.schemas import (
     CountResponseTokensReply,
     DeleteResponseReply,
+    InputItemsQuery,
     ListInputItemsReply,
     Response,
     ResponseEvent,
     ResponseRequest,
 )
-from umaserve.wire.declared import string, value
+from umaserve.wire.declared import Declared
+
+_COLOURS = "Name three colours."
+_EXAMPLES = {
+    "plain": {"input": _COLOURS, "max_output_tokens": 16},
+    "streamed": {
+        "model": "any",
+        "instructions": "Be brief.",
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hello!"}]}],
+        "max_output_tokens": 16,
+        "temperature": 0.7,
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+        "stream": True,
+    },
+    "json": {
+        "input": "Is the sky blue?",
+        "max_output_tokens": 32,
+        "temperature": 0,
+        "text": {
+            "format": {
+                "type": "json_schema",
+                "name": "answer",
+                "schema": {
+                    "type": "object",
+                    "properties": {"answer": {"enum": ["yes", "no"]}},
+                    "required": ["answer"],
+                    "additionalProperties": False,
+                },
+            }
+        },
+    },
+    "tool": {
+        "input": "What is the weather in Paris?",
+        "max_output_tokens": 100,
+        "temperature": 0,
+        "tools": [
+            {
+                "type": "function",
+                "name": "get_weather",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"city": {"type": "string", "maxLength": 20}},
+                    "required": ["city"],
+                    "additionalProperties": False,
+                },
+            }
+        ],
+        "tool_choice": "required",
+    },
+}
+
+
+def _of_one(
+    name: str, summary: str, about: str, reply: type[Declared] = Response, query: Sequence[Parameter] = ()
+) -> Operation:
+    """An operation with a response that is kept."""
+    parameters = (Parameter("response_id", "path"), *query)
+    return Operation(name, summary, about, {"200": Reply("OK", json=reply)}, parameters=parameters)
+
 
 REFERENCE = Reference(
     "Responses",
@@ -22,129 +84,54 @@ REFERENCE = Reference(
         ("POST", "/v1/responses"): Operation(
             "createResponse",
             "The next response of a conversation",
-            (
-                "Also at /responses, as in llama-server. Fields that are not listed are ignored. Images and "
-                "recordings are for models that take them (--mmproj); a body with them may have as many "
-                "bytes as --max-chat-bytes says. Tools that OpenAI's service would run itself are skipped, "
-                "with a line in the log. A stream in which nothing else comes has response.in_progress every "
-                "15 seconds."
-            ),
-            body=Body(
-                ResponseRequest,
-                {
-                    "plain": {"input": "Name three colours.", "max_output_tokens": 16},
-                    "streamed": {
-                        "model": "any",
-                        "instructions": "Be brief.",
-                        "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hello!"}]}],
-                        "max_output_tokens": 16,
-                        "temperature": 0.7,
-                        "include": ["message.output_text.logprobs"],
-                        "top_logprobs": 2,
-                        "stream": True,
-                    },
-                    "json": {
-                        "input": "Is the sky blue?",
-                        "max_output_tokens": 32,
-                        "temperature": 0,
-                        "text": {
-                            "format": {
-                                "type": "json_schema",
-                                "name": "answer",
-                                "schema": {
-                                    "type": "object",
-                                    "properties": {"answer": {"enum": ["yes", "no"]}},
-                                    "required": ["answer"],
-                                    "additionalProperties": False,
-                                },
-                            }
-                        },
-                    },
-                    "tool": {
-                        "input": "What is the weather in Paris?",
-                        "max_output_tokens": 100,
-                        "temperature": 0,
-                        "tools": [
-                            {
-                                "type": "function",
-                                "name": "get_weather",
-                                "parameters": {
-                                    "type": "object",
-                                    "properties": {"city": {"type": "string", "maxLength": 20}},
-                                    "required": ["city"],
-                                    "additionalProperties": False,
-                                },
-                            }
-                        ],
-                        "tool_choice": "required",
-                    },
-                },
-            ),
+            "Also at /responses, as in llama-server. Fields that are not listed are ignored. Images and recordings are "
+            "for models that take them (--mmproj); a body with them may have as many bytes as --max-chat-bytes says. "
+            "Tools that OpenAI's service would run itself are skipped, with a line in the log. A stream in which "
+            "nothing else comes has response.in_progress every 15 seconds.",
+            body=Body(ResponseRequest, _EXAMPLES),
             replies={
                 "200": Reply(
                     'The whole response, or with `"stream": true` its events.',
                     json=Response,
                     events=(
                         ResponseEvent,
-                        (
-                            "Each event has a name, which is the type of the JSON object in its data (x-event). Items "
-                            "come one after another. The last event has the whole response: completed, incomplete or "
-                            "failed."
-                        ),
+                        "Each event has a name, which is the type of the JSON object in its data (x-event). Items come "
+                        "one after another. The last event has the whole response: completed, incomplete or failed.",
                     ),
-                    headers={
-                        "x-umaserve-max-tokens": {
-                            "description": "The server's --max-tokens, where the operator set it.",
-                            "schema": {"type": "integer", "minimum": 1},
-                        }
-                    },
+                    headers={"x-umaserve-max-tokens": MAX_TOKENS},
                 )
             },
         ),
         ("POST", "/v1/responses/input_tokens"): Operation(
             "countResponseTokens",
             "The tokens of a prompt",
-            ("Of a body of /v1/responses, whose other fields are checked and make no difference."),
-            body=Body(ResponseRequest, {"plain": {"input": "Name three colours."}}),
+            "Of a body of /v1/responses, whose other fields are checked and make no difference.",
+            body=Body(ResponseRequest, {"plain": {"input": _COLOURS}}),
             replies={"200": Reply("OK", json=CountResponseTokensReply)},
         ),
-        ("GET", "/v1/responses/{response_id}"): Operation(
+        ("GET", "/v1/responses/{response_id}"): _of_one(
             "getResponse",
             "A kept response as it is now",
-            (
-                "Responses are kept in memory for an hour, up to 256 and 16 MiB for a key or an address; the "
-                "oldest go first. Through a relay, the relay keeps them."
-            ),
-            parameters=(Parameter("response_id", "path", string()),),
-            replies={"200": Reply("OK", json=Response)},
+            "Responses are kept in memory for an hour, up to 256 and 16 MiB for a key or an address; the oldest go "
+            "first. Through a relay, the relay keeps them.",
         ),
-        ("DELETE", "/v1/responses/{response_id}"): Operation(
+        ("DELETE", "/v1/responses/{response_id}"): _of_one(
             "deleteResponse",
             "Forget a response",
             "One that goes on in the background ends.",
-            parameters=(Parameter("response_id", "path", string()),),
-            replies={"200": Reply("OK", json=DeleteResponseReply)},
+            DeleteResponseReply,
         ),
-        ("GET", "/v1/responses/{response_id}/input_items"): Operation(
+        ("GET", "/v1/responses/{response_id}/input_items"): _of_one(
             "listInputItems",
             "The items before a response",
             "A page at a time, the latest first.",
-            parameters=(
-                Parameter("response_id", "path", string()),
-                Parameter(
-                    "limit", "query", value(type="integer", minimum=1, maximum=100, default=20), "Items of a page."
-                ),
-                Parameter("order", "query", value(enum=["asc", "desc"], default="desc"), "By time."),
-                Parameter("after", "query", string(), "The id of the item that the page follows."),
-            ),
-            replies={"200": Reply("OK", json=ListInputItemsReply)},
+            ListInputItemsReply,
+            query_of(InputItemsQuery),
         ),
-        ("POST", "/v1/responses/{response_id}/cancel"): Operation(
+        ("POST", "/v1/responses/{response_id}/cancel"): _of_one(
             "cancelResponse",
             "End a response in the background",
-            ("What it has said so far is kept. One that has ended stays as it is. A body is ignored."),
-            parameters=(Parameter("response_id", "path", string()),),
-            replies={"200": Reply("OK", json=Response)},
+            "What it has said so far is kept. One that has ended stays as it is. A body is ignored.",
         ),
     },
 )

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from umaserve.dialects.openai.schemas import Scored
-from umaserve.dialects.schemas import Computation, Sampling, Targets
+import re
+from typing import Any
+
+from umaserve.core.errors import Fault, RequestError
+from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES, MAX_SCHEMA_BYTES, SCHEMA
+from umaserve.dialects.openai.schemas import (
+    ARGUMENTS,
+    DETAIL,
+    IMAGE_URL,
+    MAX_TOP_LOGPROBS,
+    REASONING_EFFORTS,
+    InputAudio,
+    Scored,
+)
+from umaserve.dialects.parameters import MAX_ID_BYTES
+from umaserve.dialects.schemas import ABOUT_MODEL, ABOUT_STRICT, Computation, Sampling, Targets, object_text
+from umaserve.wire import fields
 from umaserve.wire.declared import (
     Declared,
+    Field,
+    Kind,
     any_of,
     array,
     boolean,
+    by_type,
     choice,
     const,
     mapping,
@@ -20,244 +38,311 @@ from umaserve.wire.declared import (
     optional,
     required,
     string,
+    strings,
+    switch,
+    text_or,
     value,
     whole,
 )
+from umaserve.wire.fields import Fields, bad_request, out_of_range
+
+MAX_PARTS, MAX_TOOLS, MAX_METADATA = 256, 256, 16
+_STATUS = choice("in_progress", "completed", "incomplete")
+_CALL_ID = _NAME = string(1, 256)
 
 
-class _ContentItem(Declared):
+# -- items -------------------------------------------------------------------------------------------------------
+
+
+class ResponseInputText(Declared):
     type = required(choice("input_text", "output_text", "text"))
     text = required(string())
     annotations = omittable(value())
     logprobs = omittable(value())
 
 
-class _InputImageContentItem(Declared):
+class ResponseInputImage(Declared):
     type = required(const("input_image"))
-    image_url = required(
-        string(pattern="^[Dd][Aa][Tt][Aa]:[Ii][Mm][Aa][Gg][Ee]/[^,]+;[Bb][Aa][Ss][Ee]64,."),
-        "A data: URL with the image itself; nothing is ever fetched.",
-    )
-    detail = optional(choice("auto", "high", "low", "original"))
+    image_url = required(IMAGE_URL, "A data: URL with the image itself; nothing is ever fetched.")
+    detail = optional(DETAIL)
 
 
-class _InputAudio(Declared):
-    data = required(string(1))
-    format = required(choice("wav", "mp3"))
-
-
-class _InputAudioContentItem(Declared):
+class ResponseInputAudio(Declared):
     type = required(const("input_audio"))
-    input_audio = required(_InputAudio)
+    input_audio = required(InputAudio)
 
 
-class _RefusalContentItem(Declared):
+class ResponseRefusal(Declared):
     type = required(const("refusal"))
     refusal = required(string())
 
 
-class _Item(Declared):
+_PART = by_type(ResponseInputText, ResponseInputImage, ResponseInputAudio)
+
+
+class ResponseUserMessage(Declared):
     type = optional(choice("message"))
-    role = required(choice("user", "system", "developer", "assistant"))
-    content = required(
-        one_of(
-            string(),
-            array(
-                any_of(one_of(_ContentItem, _InputImageContentItem, _InputAudioContentItem), _RefusalContentItem),
-                high=256,
-            ),
-        )
-    )
+    role = required(choice("system", "developer", "user"))
+    content = required(text_or(_PART, 1, MAX_PARTS, of="parts"))
 
 
-class _FunctionCall(Declared):
+class ResponseAssistantMessage(Declared):
+    type = optional(choice("message"))
+    role = required(const("assistant"))
+    content = required(text_or(by_type(ResponseInputText, ResponseRefusal), high=MAX_PARTS, of="parts"))
+
+
+class ResponseFunctionCall(Declared):
     type = required(const("function_call"))
-    call_id = required(string(max_bytes=256))
-    name_ = required(string(max_bytes=256))
-    namespace = optional(string())
-    arguments = required(string(), "A JSON object.")
-    status = omittable(choice("in_progress", "completed", "incomplete"))
+    call_id = required(_CALL_ID)
+    # Any name, not only a tool's: it is an earlier answer of the model, which may have invented one.
+    name_ = required(_NAME)
+    namespace = optional(string(max_bytes=256))
+    arguments = required(ARGUMENTS, "A JSON object.")
+    status = optional(_STATUS)
 
 
-class _CustomToolCall(Declared):
+class ResponseCustomToolCall(Declared):
     type = required(const("custom_tool_call"))
-    call_id = required(string(max_bytes=256))
-    name_ = required(string(max_bytes=256))
-    namespace = optional(string())
+    call_id = required(_CALL_ID)
+    name_ = required(_NAME)
+    namespace = optional(string(max_bytes=256))
     input = required(string())
-    status = omittable(choice("in_progress", "completed", "incomplete"))
+    status = optional(_STATUS)
 
 
-class _ResponseInputItemItem(Declared):
+class ResponseCallOutput(Declared):
     type = required(choice("function_call_output", "custom_tool_call_output"))
-    call_id = required(string(max_bytes=256))
-    output = required(
-        one_of(string(), array(one_of(_ContentItem, _InputImageContentItem, _InputAudioContentItem), high=256))
-    )
+    call_id = required(_CALL_ID)
+    output = required(text_or(_PART, high=MAX_PARTS, of="parts"))
 
 
-class _SummaryItem(Declared):
+class _SummaryText(Declared):
     type = required(const("summary_text"))
     text = required(string())
 
 
-class _ReasoningContentItem(Declared):
+class _ReasoningText(Declared):
     type = required(choice("reasoning_text", "text"))
     text = required(string())
 
 
-class _Reasoning(Declared):
+class ResponseReasoning(Declared):
     type = required(const("reasoning"))
-    summary = optional(array(_SummaryItem))
-    content = optional(array(_ReasoningContentItem))
+    summary = optional(array(by_type(_SummaryText), high=MAX_PARTS, of="parts"))
+    content = optional(array(by_type(_ReasoningText), high=MAX_PARTS, of="parts"))
     encrypted_content = optional(string(), "That of another service is ignored.")
 
 
+_TYPED_ITEM = by_type(
+    ResponseUserMessage, ResponseReasoning, ResponseFunctionCall, ResponseCallOutput, ResponseCustomToolCall
+)
+# Read later: a relay passes on items of any kind.
 ResponseInputItem = named(
     "ResponseInputItem",
-    any_of(_Item, _FunctionCall, _CustomToolCall, _ResponseInputItemItem, _Reasoning),
-    ("One item of a conversation. Consecutive items of the assistant are one turn for the model."),
+    Kind({"oneOf": [*_TYPED_ITEM.schema["oneOf"], ResponseAssistantMessage]}, Fields.of),
+    "One item of a conversation. Consecutive items of the assistant are one turn for the model.",
 )
 
 
-class _ResponseOptionsReasoning(Declared):
-    effort = optional(
-        choice("none", "minimal", "low", "medium", "high", "xhigh", "max"),
-        "none: the model doesn't think; what the others do is up to its chat template.",
-    )
-    summary = optional(choice("auto", "concise", "detailed"), "Checked only: the thoughts themselves are told.")
+def read_item(given: Fields) -> Declared:
+    """An item, by the class for its type and role."""
+    if given.values.get("type") is not None:
+        typed: Declared = _TYPED_ITEM.read(given.values, given.name("").removesuffix("."))
+        if not isinstance(typed, ResponseUserMessage):
+            return typed
+    role = given.required_one_of("role", ("system", "developer", "user", "assistant"))
+    return ResponseAssistantMessage.view(given) if role == "assistant" else ResponseUserMessage.view(given)
 
 
-class _Format(Declared):
-    type = required(choice("text", "json_object"))
+# -- tools -------------------------------------------------------------------------------------------------------
+
+_TOOL_NAME = "[A-Za-z0-9_-]{1,128}"
 
 
-class _JsonSchemaFormat(Declared):
-    type = required(const("json_schema"))
-    name_ = optional(string(max_bytes=64))
-    schema_ = required(value(type="object", additionalProperties=True))
-    strict = optional(boolean())
-    description = optional(string())
+def _tool_name(given: Any, path: str) -> str:
+    expected = "1 to 128 letters, digits, _ or -"
+    if not isinstance(given, str):
+        raise bad_request(path, expected, given)
+    if not re.fullmatch(_TOOL_NAME, given):
+        raise out_of_range(path, expected, f'"{given}"')
+    return given
 
 
-class _Text(Declared):
-    format = optional(any_of(_Format, _JsonSchemaFormat))
-    verbosity = optional(choice("low", "medium", "high"), "Checked only.")
+TOOL_NAME = Kind(string(pattern=f"^{_TOOL_NAME}$").schema, _tool_name)
 
 
-class _FunctionTool(Declared):
+class ResponseFunctionTool(Declared):
     type = required(const("function"))
-    name_ = required(string(pattern="^[A-Za-z0-9_-]{1,128}$"))
+    name_ = required(TOOL_NAME)
     description = optional(string())
-    parameters = optional(value(type="object"), "The JSON schema of the arguments.")
-    strict = optional(
-        boolean(),
-        (
-            "true: a schema with a keyword that no grammar can enforce is refused by its path. Otherwise "
-            "such keywords are left out, which the server's log tells once."
-        ),
-    )
+    parameters = optional(object_text(MAX_SCHEMA_BYTES), "The JSON schema of the arguments.")
+    strict = optional(boolean(), ABOUT_STRICT)
 
 
-class _CustomToolFormat(Declared):
-    type = required(choice("text", "grammar"))
-    syntax = omittable(choice("lark", "regex"))
-    definition = omittable(string())
+class _FreeText(Declared):
+    type = required(const("text"))
 
 
-class _CustomTool(Declared):
+class ResponseToolGrammar(Declared):
+    type = required(const("grammar"))
+    syntax = required(choice("lark", "regex"))
+    definition = required(string(1, MAX_GRAMMAR_BYTES))
+
+
+class ResponseCustomTool(Declared):
     type = required(const("custom"))
-    name_ = required(string(pattern="^[A-Za-z0-9_-]{1,128}$"))
+    name_ = required(TOOL_NAME)
     description = optional(string())
     format = optional(
-        _CustomToolFormat,
-        (
-            "The model is told the grammar, and the input matches it: a regular expression in the syntax "
-            "of Rust's regex crate, without look-around, or Lark, without templates and imports other "
-            "than those of common."
-        ),
+        by_type(_FreeText, ResponseToolGrammar),
+        "The model is told the grammar, and the input matches it: a regular expression in the syntax of Rust's regex "
+        "crate, without look-around, or Lark, without templates and imports other than those of common.",
     )
 
 
-class _NamespaceTool(Declared):
+class ResponseNamespace(Declared):
     type = required(const("namespace"))
-    name_ = required(string(pattern="^[A-Za-z0-9_-]{1,128}$"))
+    name_ = required(TOOL_NAME)
     description = optional(string())
-    tools = required(array(any_of(_FunctionTool, _CustomTool), high=256))
+    tools = required(array(by_type(ResponseFunctionTool, ResponseCustomTool), high=MAX_TOOLS, of="tools"))
 
 
-class _Tool(Declared):
+_TOOLS = {"function": ResponseFunctionTool, "custom": ResponseCustomTool, "namespace": ResponseNamespace}
+
+
+class ResponseServiceTool(Declared):
     type = required(
-        value(**{"type": "string", "not": {"enum": ["function", "custom", "namespace"]}}),
+        Kind({"type": "string", "not": {"enum": [*_TOOLS]}, "maxLength": 64}, string(1, 64).read),
         "Tools of OpenAI's service are skipped.",
     )
 
 
-class _ToolChoice(Declared):
+def _tool(given: Any, path: str) -> Declared:
+    tool = ResponseServiceTool.of(given, path)
+    return _TOOLS[tool.type].view(tool) if tool.type in _TOOLS else tool
+
+
+class ResponseNamedTool(Declared):
     type = required(choice("function", "custom"))
-    name_ = required(string(pattern="^[A-Za-z0-9_-]{1,128}$"))
-    namespace = optional(string())
+    name_ = required(TOOL_NAME)
+    namespace = optional(string(1, 128))
 
 
-class _AllowedToolsToolChoice(Declared):
+class ResponseAllowedTools(Declared):
     type = required(const("allowed_tools"))
     mode = required(choice("auto", "required"))
-    tools = required(array(_ToolChoice, 1))
+    tools = required(array(ResponseNamedTool, 1, MAX_TOOLS, of="tools"))
+
+
+_WAYS = choice("none", "auto", "required", None)
+_NAMED_TOOLS = by_type(ResponseNamedTool, ResponseAllowedTools)
+
+
+def _tool_choice(given: Any, path: str) -> str | ResponseNamedTool | ResponseAllowedTools:
+    read: str | ResponseNamedTool | ResponseAllowedTools
+    read = (_NAMED_TOOLS if isinstance(given, dict) else _WAYS).read(given, path)
+    return read
+
+
+# -- requests ----------------------------------------------------------------------------------------------------
+
+
+class ResponseReasoningOptions(Declared):
+    effort = optional(
+        choice(*REASONING_EFFORTS),
+        "none: the model doesn't think; what the others do is up to its chat template.",
+    )
+    summary = optional(choice("auto", "concise", "detailed"), "Checked only: the thoughts themselves are told.")
+    generate_summary = optional(choice("auto", "concise", "detailed"), "An older name of summary.")
+
+
+class ResponsePlainFormat(Declared):
+    type = required(choice("text", "json_object"))
+
+
+class ResponseSchemaFormat(Declared):
+    type = required(const("json_schema"))
+    name_ = optional(string(1, 64))
+    schema_ = required(SCHEMA)
+    strict = switch(True)  # Not used further: all answers follow their schema.
+    description = optional(string())
+
+
+class ResponseTextOptions(Declared):
+    format = optional(by_type(ResponsePlainFormat, ResponseSchemaFormat))
+    verbosity = optional(choice("low", "medium", "high"), "Checked only.")
+
+
+def _metadata(given: Any, path: str) -> dict[str, str]:
+    pairs = Fields.of(given, path)
+    if len(pairs.values) > MAX_METADATA:
+        raise out_of_range(path, f"at most {MAX_METADATA} pairs", len(pairs.values))
+    for key, text in pairs.values.items():
+        fields.string(key, path, max_bytes=64)
+        _LABEL.read(text, pairs.name(key))
+    return dict(pairs.values)
+
+
+_LABEL = string(max_bytes=512)
+_METADATA = Kind(mapping(_LABEL, maxProperties=MAX_METADATA, properties={}).schema, _metadata)
+
+
+def _not_kept(why: str) -> Field[None]:
+    """A field that has to be absent."""
+
+    def read(given: Any, path: str) -> None:
+        raise RequestError(Fault.BAD_REQUEST, path, f"expected to be absent: {why}")
+
+    return omittable(Kind({"type": "null"}, read), "Not supported.")
 
 
 class ResponseOptions(Declared):
-    model = optional(
-        string(max_bytes=256),
-        (
-            "One that /v1/models lists, or an alias. Without one, or by an unknown name (refused with "
-            "--strict-models): the default model."
-        ),
-    )
-    input = required(one_of(string(), array(ResponseInputItem, 1, 4096)))
+    model = optional(string(max_bytes=MAX_ID_BYTES), ABOUT_MODEL)
+    input = required(text_or(ResponseInputItem, 1, 4096, of="items"))
     instructions = optional(string(), "Before all items. They aren't carried over to the next response.")
     max_output_tokens = optional(
         whole(1), "At most --max-tokens and what the context holds; the answer is cut, not refused."
     )
-    reasoning = optional(_ResponseOptionsReasoning)
-    text = optional(_Text)
-    tools = optional(array(any_of(_FunctionTool, _CustomTool, _NamespaceTool, _Tool), high=256))
-    tool_choice = omittable(any_of(choice("none", "auto", "required", None), _ToolChoice, _AllowedToolsToolChoice))
+    reasoning = optional(ResponseReasoningOptions)
+    text = optional(ResponseTextOptions)
+    tools = optional(
+        array(Kind(any_of(*_TOOLS.values(), ResponseServiceTool).schema, _tool), high=MAX_TOOLS, of="tools")
+    )
+    tool_choice = omittable(Kind(any_of(_WAYS, ResponseNamedTool, ResponseAllowedTools).schema, _tool_choice))
     parallel_tool_calls = optional(boolean())
     include = optional(
-        array(string(1, 256), high=16),
-        (
-            "reasoning.encrypted_content: thoughts in a form that programs send back. "
-            "message.output_text.logprobs: the tokens' log-probabilities."
-        ),
+        strings(16, 256),
+        "reasoning.encrypted_content: thoughts in a form that programs send back. message.output_text.logprobs: the "
+        "tokens' log-probabilities.",
     )
-    top_logprobs = optional(whole(0, 20))
+    top_logprobs = optional(whole(0, MAX_TOP_LOGPROBS))
     truncation = optional(choice("auto", "disabled"), "Checked only: a prompt that is too long is refused, never cut.")
-    metadata = optional(
-        value(type="object", maxProperties=16, additionalProperties={"type": "string", "maxLength": 512}, properties={})
-    )
+    metadata = optional(_METADATA)
     max_tool_calls = optional(whole(1), "Checked only: it limits tools of OpenAI's service.")
     service_tier = optional(choice("auto", "default", "flex", "priority", "scale"), "Checked only.")
-    prompt_cache_key = optional(string(max_bytes=512))
-    safety_identifier = optional(string(max_bytes=512))
-    user = optional(string(max_bytes=512))
-    conversation = omittable(value(type="null"), "Not supported.")
-    prompt = omittable(value(type="null"), "Not supported.")
-    stream = optional(boolean())
-    previous_response_id = optional(string(max_bytes=256), "Of a response that is kept: its items come before these.")
-    store = optional(
-        boolean(),
-        (
-            "Keep the response in memory for an hour, for those with the same key. By default true. "
-            "Through a relay, the relay keeps it."
-        ),
+    prompt_cache_key = optional(_LABEL)
+    safety_identifier = optional(_LABEL)
+    user = optional(_LABEL)
+    conversation = _not_kept("this server keeps no conversations: use previous_response_id, or send all items")
+    prompt = _not_kept("this server keeps no prompts: use instructions and input")
+    stream = switch(False)
+    previous_response_id = optional(string(1, MAX_ID_BYTES), "Of a response that is kept: its items come before these.")
+    store = switch(
+        True,
+        "Keep the response in memory for an hour, for those with the same key. By default true. Through a relay, the "
+        "relay keeps it.",
     )
-    background = optional(
-        boolean(), ("Reply at once, and go on without the client, after interactive requests. Not with stream.")
+    background = switch(
+        False, "Reply at once, and go on without the client, after interactive requests. Not with stream."
     )
 
 
 class ResponseRequest(ResponseOptions, Sampling, Computation, Targets):
     pass
+
+
+# -- responses ---------------------------------------------------------------------------------------------------
 
 
 class _IncompleteDetails(Declared):
@@ -269,14 +354,14 @@ class _Error(Declared):
     message = required(string())
 
 
-class _ResponseLogprobsItem(Declared):
+class _Logprob(Declared):
     token = required(string())
     logprob = required(number())
     bytes = required(array(whole(0, 255)))
     top_logprobs = required(array(Scored), "The likeliest first.")
 
 
-ResponseLogprobs = named("ResponseLogprobs", array(_ResponseLogprobsItem))
+ResponseLogprobs = named("ResponseLogprobs", array(_Logprob))
 
 
 class _OutputText(Declared):
@@ -286,45 +371,45 @@ class _OutputText(Declared):
     logprobs = required(ResponseLogprobs)
 
 
-class _ReasoningText(Declared):
+class _ToldThoughts(Declared):
     type = required(const("reasoning_text"))
     text = required(string())
 
 
-ResponsePart = named("ResponsePart", one_of(_OutputText, _ReasoningText))
+ResponsePart = named("ResponsePart", one_of(_OutputText, _ToldThoughts))
 
 
 class _Message(Declared):
     id = required(string())
     type = required(const("message"))
     role = required(const("assistant"))
-    status = required(choice("in_progress", "completed", "incomplete"))
+    status = required(_STATUS)
     content = required(array(ResponsePart))
 
 
-class _ResponseItemReasoning(Declared):
+class _Thoughts(Declared):
     id = required(string())
     type = required(const("reasoning"))
-    status = required(choice("in_progress", "completed", "incomplete"))
+    status = required(_STATUS)
     summary = required(value(type="array", maxItems=0))
     content = required(array(ResponsePart))
     encrypted_content = omittable(string())
 
 
-class _ResponseItemFunctionCall(Declared):
+class _FunctionCall(Declared):
     id = required(string())
     type = required(const("function_call"))
-    status = required(choice("in_progress", "completed", "incomplete"))
+    status = required(_STATUS)
     call_id = required(string())
     name_ = required(string())
     namespace = omittable(string())
     arguments = required(string())
 
 
-class _ResponseItemCustomToolCall(Declared):
+class _CustomToolCall(Declared):
     id = required(string())
     type = required(const("custom_tool_call"))
-    status = required(choice("in_progress", "completed", "incomplete"))
+    status = required(_STATUS)
     call_id = required(string())
     name_ = required(string())
     namespace = omittable(string())
@@ -333,7 +418,7 @@ class _ResponseItemCustomToolCall(Declared):
 
 ResponseItem = named(
     "ResponseItem",
-    one_of(_Message, _ResponseItemReasoning, _ResponseItemFunctionCall, _ResponseItemCustomToolCall),
+    one_of(_Message, _Thoughts, _FunctionCall, _CustomToolCall),
     "A message, thoughts, or a call.",
 )
 
@@ -355,7 +440,7 @@ class _Usage(Declared):
     total_tokens = required(whole())
 
 
-class _ResponseReasoning(Declared):
+class _ToldReasoning(Declared):
     effort = nullable(string())
     summary = required(value(type="null"))
 
@@ -380,7 +465,7 @@ class Response(Declared):
     metadata = required(mapping(string()))
     parallel_tool_calls = required(boolean())
     prompt_cache_key = nullable(string())
-    reasoning = required(_ResponseReasoning)
+    reasoning = required(_ToldReasoning)
     safety_identifier = nullable(string())
     service_tier = required(const("default"))
     temperature = required(number())
@@ -393,108 +478,33 @@ class Response(Declared):
     user = nullable(string())
 
 
-class _ResponseEventItem(Declared):
-    type = required(
-        choice(
-            "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
-        )
-    )
-    sequence_number = required(whole(0))
-    response = required(Response)
+def _event(*types: str, **more: Kind[Any] | type[Declared]) -> type[Declared]:
+    kinds = {"type": choice(*types), "sequence_number": whole(0), **more}
+    return type("_Event", (Declared,), {name: required(kind) for name, kind in kinds.items()})
 
 
-class _ResponseEventItem2(Declared):
-    type = required(choice("response.output_item.added", "response.output_item.done"))
-    sequence_number = required(whole(0))
-    output_index = required(whole())
-    item = required(ResponseItem)
-
-
-class _ResponseEventItem3(Declared):
-    type = required(choice("response.content_part.added", "response.content_part.done"))
-    sequence_number = required(whole(0))
-    item_id = required(string())
-    output_index = required(whole())
-    content_index = required(whole())
-    part = required(ResponsePart)
-
-
-class _ResponseEventItem4(Declared):
-    type = required(choice("response.output_text.delta"))
-    sequence_number = required(whole(0))
-    item_id = required(string())
-    output_index = required(whole())
-    content_index = required(whole())
-    delta = required(string())
-    logprobs = required(ResponseLogprobs)
-
-
-class _ResponseEventItem5(Declared):
-    type = required(choice("response.output_text.done"))
-    sequence_number = required(whole(0))
-    item_id = required(string())
-    output_index = required(whole())
-    content_index = required(whole())
-    text = required(string())
-    logprobs = required(ResponseLogprobs)
-
-
-class _ResponseEventItem6(Declared):
-    type = required(choice("response.reasoning_text.delta"))
-    sequence_number = required(whole(0))
-    item_id = required(string())
-    output_index = required(whole())
-    content_index = required(whole())
-    delta = required(string())
-
-
-class _ResponseEventItem7(Declared):
-    type = required(choice("response.reasoning_text.done"))
-    sequence_number = required(whole(0))
-    item_id = required(string())
-    output_index = required(whole())
-    content_index = required(whole())
-    text = required(string())
-
-
-class _ResponseEventItem8(Declared):
-    type = required(choice("response.function_call_arguments.delta", "response.custom_tool_call_input.delta"))
-    sequence_number = required(whole(0))
-    item_id = required(string())
-    output_index = required(whole())
-    delta = required(string())
-
-
-class _ResponseEventItem9(Declared):
-    type = required(choice("response.function_call_arguments.done"))
-    sequence_number = required(whole(0))
-    item_id = required(string())
-    output_index = required(whole())
-    name_ = required(string())
-    arguments = required(string())
-
-
-class _ResponseEventItem10(Declared):
-    type = required(choice("response.custom_tool_call_input.done"))
-    sequence_number = required(whole(0))
-    item_id = required(string())
-    output_index = required(whole())
-    input = required(string())
-
-
+_IN_ITEM: dict[str, Kind[Any]] = {"item_id": string(), "output_index": whole()}
+_IN_PART = {**_IN_ITEM, "content_index": whole()}
 ResponseEvent = named(
     "ResponseEvent",
     one_of(
-        _ResponseEventItem,
-        _ResponseEventItem2,
-        _ResponseEventItem3,
-        _ResponseEventItem4,
-        _ResponseEventItem5,
-        _ResponseEventItem6,
-        _ResponseEventItem7,
-        _ResponseEventItem8,
-        _ResponseEventItem9,
-        _ResponseEventItem10,
+        _event(
+            *(f"response.{state}" for state in ("created", "in_progress", "completed", "incomplete", "failed")),
+            response=Response,
+        ),
+        _event("response.output_item.added", "response.output_item.done", output_index=whole(), item=ResponseItem),
+        _event("response.content_part.added", "response.content_part.done", **_IN_PART, part=ResponsePart),
+        _event("response.output_text.delta", **_IN_PART, delta=string(), logprobs=ResponseLogprobs),
+        _event("response.output_text.done", **_IN_PART, text=string(), logprobs=ResponseLogprobs),
+        _event("response.reasoning_text.delta", **_IN_PART, delta=string()),
+        _event("response.reasoning_text.done", **_IN_PART, text=string()),
+        _event(
+            *(f"response.{what}.delta" for what in ("function_call_arguments", "custom_tool_call_input")),
+            **_IN_ITEM,
+            delta=string(),
+        ),
+        _event("response.function_call_arguments.done", **_IN_ITEM, name_=string(), arguments=string()),
+        _event("response.custom_tool_call_input.done", **_IN_ITEM, input=string()),
     ),
     "Its number counts the stream's events from 0.",
 )
@@ -511,14 +521,30 @@ class DeleteResponseReply(Declared):
     deleted = required(const(True))
 
 
-class _DataItem(Declared, also={"additionalProperties": True}):
+class _KeptItem(Declared, also={"additionalProperties": True}):
     id = required(string())
     type = required(string())
 
 
 class ListInputItemsReply(Declared):
     object_ = required(const("list"))
-    data = required(array(_DataItem))
+    data = required(array(_KeptItem))
     first_id = nullable(string())
     last_id = nullable(string())
     has_more = required(boolean())
+
+
+# -- queries -----------------------------------------------------------------------------------------------------
+
+DEFAULT_PAGE = 20
+_PAGE = whole(1, 100)
+
+
+def _page(given: str, path: str) -> int:
+    return _PAGE.read(int(given) if given.isdecimal() and len(given) < 10 else given, path)
+
+
+class InputItemsQuery(Declared):
+    limit = omittable(Kind(_PAGE.schema, _page), "Items of a page.", default=DEFAULT_PAGE)
+    order = omittable(choice("asc", "desc"), "By time.", default="desc")
+    after = omittable(string(), "The id of the item that the page follows.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +14,19 @@ from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES, MAX_SCHEMA_BYTES
 from umaserve.dialects.openai.turns import NO_PARAMETERS
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
 from umaserve.dialects.responses.custom_input import CUSTOM_INPUT
+from umaserve.dialects.responses.schemas import (
+    ResponseAllowedTools,
+    ResponseCustomTool,
+    ResponseFunctionTool,
+    ResponseNamedTool,
+    ResponseNamespace,
+    ResponseOptions,
+    ResponseServiceTool,
+    ResponseToolGrammar,
+)
 from umaserve.dialects.skipped_tools import tell_skipped
-from umaserve.wire.fields import Fields, array, bad_request, dump_capped, out_of_range, string
+from umaserve.wire.fields import out_of_range
 
-MAX_TOOLS = 256
-_NAME = re.compile("[A-Za-z0-9_-]{1,128}")
-_FREE, _NAMED, _SEVERAL = ("none", "auto", "required"), ("function", "custom"), "allowed_tools"
 _SCHEMA = {
     "type": "object",
     "properties": {CUSTOM_INPUT: {"type": "string"}},
@@ -59,29 +65,26 @@ def name_for_model(name: str, namespace: str | None) -> str:
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
 
 
-def tools(fields: Fields, limits: RequestLimits) -> tuple[tuple[OfferedTool, ...], list[dict[str, Any]]]:
+def tools(given: ResponseOptions, limits: RequestLimits) -> tuple[tuple[OfferedTool, ...], list[dict[str, Any]]]:
     """The functions and custom tools, whose names are unique, and the tools as the response repeats them.
 
     What OpenAI's service would run itself, such as web_search, is skipped with a line in the log. Raises
     ``RequestError``.
     """
-    value, path = fields.values.get("tools"), fields.name("tools")
-    if value is None:
-        return (), []
+    path = given.name("tools")
     read, shown = list[tuple[OfferedTool, str]](), list[dict[str, Any]]()
-    for i, item in enumerate(array(value, path, 0, MAX_TOOLS, "tools")):
-        one = Fields.of(item, f"{path}[{i}]")
-        match kind := string(one.values.get("type"), one.name("type"), max_bytes=64):
-            case "function" | "custom":
-                tool, as_shown = _tool(one, kind, None)
+    for one in given.tools or ():
+        match one:
+            case ResponseFunctionTool() | ResponseCustomTool():
+                tool, as_shown = _tool(one, None)
                 read.append((tool, one.name("name")))
                 shown.append(as_shown)
-            case "namespace":
+            case ResponseNamespace():
                 inside, as_shown = _namespace(one)
                 read += inside
                 shown.append(as_shown)
-            case _:
-                tell_skipped(kind)
+            case ResponseServiceTool():
+                tell_skipped(one.type)
     offered = tuple(tool for tool, _where in read)
     seen = set[str]()
     for tool, where in read:
@@ -101,32 +104,28 @@ def tools(fields: Fields, limits: RequestLimits) -> tuple[tuple[OfferedTool, ...
     return offered, shown
 
 
-def chosen_tools(fields: Fields, offered: tuple[OfferedTool, ...]) -> ToolChoice:
+def chosen_tools(given: ResponseOptions, offered: tuple[OfferedTool, ...]) -> ToolChoice:
     """The choice that ``tool_choice`` and ``parallel_tool_calls`` make of the tools in ``offered``."""
-    choice = fields.values.get("tool_choice")
+    choice = given.tool_choice or "auto"
     names: set[str] | None = None
     shown: str | dict[str, Any]
-    if not isinstance(choice, dict):
-        shown = fields.one_of("tool_choice", _FREE) or "auto"
-        must_call, names = shown == "required", set() if shown == "none" else None
+    if isinstance(choice, str):
+        shown, must_call = choice, choice == "required"
+        names = set() if choice == "none" else None
+    elif isinstance(choice, ResponseAllowedTools):
+        mode, found = choice.mode, [_known(one, offered) for one in choice.tools]
+        shown = {"type": "allowed_tools", "mode": mode, "tools": [_shown_choice(one) for one in found]}
+        must_call, names = mode == "required", {one.tool.name for one in found}
     else:
-        named = Fields.of(choice, fields.name("tool_choice"))
-        if named.required_one_of("type", (*_NAMED, _SEVERAL)) == _SEVERAL:
-            mode = named.required_one_of("mode", ("auto", "required"))
-            path = named.name("tools")
-            items = array(named.values.get("tools"), path, 1, MAX_TOOLS, "tools")
-            found = [_known(Fields.of(item, f"{path}[{i}]"), offered) for i, item in enumerate(items)]
-            shown = {"type": _SEVERAL, "mode": mode, "tools": [_shown_choice(one) for one in found]}
-            must_call, names = mode == "required", {one.tool.name for one in found}
-        else:
-            one = _known(named, offered)
-            shown, must_call, names = _shown_choice(one), True, {one.tool.name}
+        one = _known(choice, offered)
+        shown, must_call, names = _shown_choice(one), True, {one.tool.name}
     if must_call and not offered:
         problem = 'expected "auto", "none" or null where there are no tools, got another'
-        raise RequestError(Fault.BAD_REQUEST, fields.name("tool_choice"), problem)
+        raise RequestError(Fault.BAD_REQUEST, given.name("tool_choice"), problem)
     kept = offered if names is None else tuple(one for one in offered if one.tool.name in names)
     # Small models that have to call go on calling: unless asked for more, one call is enough.
-    return ToolChoice(kept, must_call, fields.boolean("parallel_tool_calls", not must_call), shown)
+    several = not must_call if given.parallel_tool_calls is None else given.parallel_tool_calls
+    return ToolChoice(kept, must_call, several, shown)
 
 
 def _shown_choice(one: OfferedTool) -> dict[str, Any]:
@@ -138,57 +137,52 @@ def shown_name(one: OfferedTool) -> dict[str, Any]:
     return {"name": one.name} if one.namespace is None else {"name": one.name, "namespace": one.namespace}
 
 
-def _known(named: Fields, offered: Sequence[OfferedTool]) -> OfferedTool:
+def _known(named: ResponseNamedTool, offered: Sequence[OfferedTool]) -> OfferedTool:
     """The tool in ``offered`` that is named; without a namespace also one of any."""
-    custom = named.required_one_of("type", _NAMED) == "custom"
-    name, namespace = _name(named, "name"), named.string("namespace", max_bytes=128)
+    wanted, namespace = (named.name_, named.type == "custom"), named.namespace
     for one in offered:
-        if (one.name, one.custom) == (name, custom) and namespace in (None, one.namespace):
+        if (one.name, one.custom) == wanted and namespace in (None, one.namespace):
             return one
-    raise out_of_range(named.name("name"), "the name of one of the tools", f'"{name}"')
+    raise out_of_range(named.name("name"), "the name of one of the tools", f'"{wanted[0]}"')
 
 
-def _namespace(fields: Fields) -> tuple[list[tuple[OfferedTool, str]], dict[str, Any]]:
+def _namespace(given: ResponseNamespace) -> tuple[list[tuple[OfferedTool, str]], dict[str, Any]]:
     """The tools of a namespace, each with the path of its name; and what a response repeats of it."""
-    namespace, path = _name(fields, "name"), fields.name("tools")
+    namespace = given.name_
     read, shown = list[tuple[OfferedTool, str]](), list[dict[str, Any]]()
-    for i, item in enumerate(array(fields.values.get("tools"), path, 0, MAX_TOOLS, "tools")):
-        one = Fields.of(item, f"{path}[{i}]")
-        tool, as_shown = _tool(one, one.required_one_of("type", _NAMED), namespace)
+    for one in given.tools:
+        tool, as_shown = _tool(one, namespace)
         read.append((tool, one.name("name")))
         shown.append(as_shown)
-    return read, {"type": "namespace", "name": namespace, "description": _description(fields), "tools": shown}
+    return read, {"type": "namespace", "name": namespace, "description": given.description or "", "tools": shown}
 
 
-def _tool(fields: Fields, kind: str, namespace: str | None) -> tuple[OfferedTool, dict[str, Any]]:
+def _tool(
+    given: ResponseFunctionTool | ResponseCustomTool, namespace: str | None
+) -> tuple[OfferedTool, dict[str, Any]]:
     """The tool, and what a response repeats of it."""
-    name, description = _name(fields, "name"), _description(fields)
-    shown: dict[str, Any] = {"type": kind, "name": name, "description": description}
-    if kind == "custom":
-        bound, shown["format"] = _format(fields)
+    name, description = given.name_, given.description or ""
+    in_all, custom = name_for_model(name, namespace), isinstance(given, ResponseCustomTool)
+    shown: dict[str, Any] = {"type": given.type, "name": name, "description": description}
+    if isinstance(given, ResponseCustomTool):
+        bound, shown["format"] = _format(given)
         description = "\n\n".join(filter(None, (description, _told(bound))))
-        tool = Tool(name_for_model(name, namespace), description, _ONE_TEXT, bound)
+        tool = Tool(in_all, description, _ONE_TEXT, bound)
     else:
-        given = fields.object("parameters")
-        parameters = NO_PARAMETERS
-        if given is not None:
-            parameters = dump_capped(given.values, fields.name("parameters"), MAX_SCHEMA_BYTES).decode()
-        shown |= {"parameters": orjson.Fragment(parameters), "strict": fields.boolean("strict", True)}
+        parameters = given.parameters or NO_PARAMETERS
+        shown |= {"parameters": orjson.Fragment(parameters), "strict": given.strict is not False}
         # OpenAI's service takes what can't be strict as if that was false, unless it is asked for.
-        tool = Tool(name_for_model(name, namespace), description, parameters, strict=fields.boolean("strict", False))
-    return OfferedTool(tool, name, namespace, kind == "custom"), shown
+        tool = Tool(in_all, description, parameters, strict=given.strict or False)
+    return OfferedTool(tool, name, namespace, custom), shown
 
 
-def _format(fields: Fields) -> tuple[Grammar | None, dict[str, Any]]:
+def _format(given: ResponseCustomTool) -> tuple[Grammar | None, dict[str, Any]]:
     """The grammar that a custom tool's input has to match by its ``format``, and what is repeated of that."""
-    given = fields.object("format") or Fields({"type": "text"})
-    kind = given.required_one_of("type", ("text", "grammar"))
-    if kind == "text":
-        return None, {"type": kind}
-    syntax = given.required_one_of("syntax", ("lark", "regex"))
-    path = given.name("definition")
-    definition = string(given.values.get("definition"), path, max_bytes=MAX_GRAMMAR_BYTES)
-    return Grammar(Syntax(syntax), definition, path), {"type": kind, "syntax": syntax, "definition": definition}
+    wanted = given.format
+    if not isinstance(wanted, ResponseToolGrammar):
+        return None, {"type": "text"}
+    bound = Grammar(Syntax(wanted.syntax), wanted.definition, wanted.name("definition"))
+    return bound, {"type": "grammar", "syntax": wanted.syntax, "definition": bound.text}
 
 
 def _told(bound: Grammar | None) -> str:
@@ -197,17 +191,3 @@ def _told(bound: Grammar | None) -> str:
         return ""
     kind = "Lark grammar" if bound.syntax is Syntax.LARK else "regular expression"
     return f"Its {CUSTOM_INPUT} is a text that matches this {kind}:\n{bound.text}"
-
-
-def _description(fields: Fields) -> str:
-    value = fields.values.get("description")
-    return "" if value is None else string(value, fields.name("description"), empty=True)
-
-
-def _name(fields: Fields, key: str) -> str:
-    value = fields.values.get(key)
-    if not isinstance(value, str):
-        raise bad_request(fields.name(key), "1 to 128 letters, digits, _ or -", value)
-    if not _NAME.fullmatch(value):
-        raise out_of_range(fields.name(key), "1 to 128 letters, digits, _ or -", f'"{value}"')
-    return value
