@@ -150,6 +150,12 @@ def test_an_object_is_of_the_class_that_its_type_tells(name: str, of: type[Decla
         assert error(lambda: tool.width) == "paint.tool.width: expected a whole number from 1, got 0"
 
 
+def test_the_type_of_one_class_is_checked_too() -> None:
+    brush = by_type(_Brush)
+    assert brush.schema == {"$ref": _Brush}
+    assert error(lambda: brush.read({"type": "pad"}, "x")) == 'x.type: expected "brush", got "pad"'
+
+
 def test_a_text_may_stand_for_an_array() -> None:
     assert paint(label="").label == ""
     (label,) = paint(label=[{"depth": 3}]).label or ()

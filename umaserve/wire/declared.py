@@ -365,7 +365,7 @@ def by_type(*classes: type[Declared]) -> Kind[Any]:
         given = Fields.of(value, path)
         return known[given.required_one_of("type", known)].view(given)
 
-    return Kind(one_of(*classes).schema, read)
+    return Kind(one_of(*classes).schema if len(classes) > 1 else as_kind(classes[0]).schema, read)
 
 
 def any_of(*kinds: Kind[Any] | type[Any]) -> Kind[Any]:
