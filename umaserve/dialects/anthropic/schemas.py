@@ -6,12 +6,15 @@ import re
 from typing import Any
 
 from umaserve.dialects.grammars import MAX_SCHEMA_BYTES, SCHEMA
-from umaserve.dialects.parameters import MAX_ID_BYTES, MAX_TOKEN_ID, MAX_TURNS
+from umaserve.dialects.parameters import MAX_TOKEN_ID
 from umaserve.dialects.schemas import (
     ABOUT_MODEL,
     ABOUT_STRICT,
+    MAX_ID_BYTES,
     MAX_STOP_BYTES,
     MAX_STOPS,
+    MAX_TURNS,
+    Base64,
     Computation,
     Sampling,
     Targets,
@@ -38,7 +41,7 @@ from umaserve.wire.declared import (
     text_or,
     whole,
 )
-from umaserve.wire.fields import Fields, bad_request, media_data, out_of_range
+from umaserve.wire.fields import Fields, bad_request, out_of_range
 
 MAX_BLOCKS = 1024
 MAX_INPUT_BYTES = 2**30
@@ -84,7 +87,7 @@ def _only(name: str, why: str) -> Kind[str]:
 class _ImageSource(Declared):
     type = required(_only("base64", "this server fetches nothing and keeps no files"))
     media_type = optional(string(1, 64))
-    data = required(Kind({**string(1).schema, "contentEncoding": "base64"}, media_data))
+    data = required(Kind({**Base64.schema, "contentEncoding": "base64"}, Base64.read))
 
 
 class AnthropicImage(Declared):

@@ -9,6 +9,7 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES, MAX_SCHEMA_BYTES, SCHEMA
 from umaserve.dialects.openai.schemas import (
     ARGUMENTS,
+    CALL_ID,
     DETAIL,
     IMAGE_URL,
     MAX_TOP_LOGPROBS,
@@ -16,8 +17,15 @@ from umaserve.dialects.openai.schemas import (
     InputAudio,
     Scored,
 )
-from umaserve.dialects.parameters import MAX_ID_BYTES
-from umaserve.dialects.schemas import ABOUT_MODEL, ABOUT_STRICT, Computation, Sampling, Targets, object_text
+from umaserve.dialects.schemas import (
+    ABOUT_MODEL,
+    ABOUT_STRICT,
+    MAX_ID_BYTES,
+    Computation,
+    Sampling,
+    Targets,
+    object_text,
+)
 from umaserve.wire import fields
 from umaserve.wire.declared import (
     Declared,
@@ -48,7 +56,7 @@ from umaserve.wire.fields import Fields, bad_request, out_of_range
 
 MAX_PARTS, MAX_TOOLS, MAX_METADATA = 256, 256, 16
 _STATUS = choice("in_progress", "completed", "incomplete")
-_CALL_ID = _NAME = string(1, 256)
+_NAME = string(1, 256)
 
 
 # -- items -------------------------------------------------------------------------------------------------------
@@ -94,17 +102,17 @@ class ResponseAssistantMessage(Declared):
 
 class ResponseFunctionCall(Declared):
     type = required(const("function_call"))
-    call_id = required(_CALL_ID)
+    call_id = required(CALL_ID)
     # Any name, not only a tool's: it is an earlier answer of the model, which may have invented one.
     name_ = required(_NAME)
     namespace = optional(string(max_bytes=256))
-    arguments = required(ARGUMENTS, "A JSON object.")
+    arguments = required(ARGUMENTS, "A JSON object, as text or itself.")
     status = optional(_STATUS)
 
 
 class ResponseCustomToolCall(Declared):
     type = required(const("custom_tool_call"))
-    call_id = required(_CALL_ID)
+    call_id = required(CALL_ID)
     name_ = required(_NAME)
     namespace = optional(string(max_bytes=256))
     input = required(string())
@@ -113,7 +121,7 @@ class ResponseCustomToolCall(Declared):
 
 class ResponseCallOutput(Declared):
     type = required(choice("function_call_output", "custom_tool_call_output"))
-    call_id = required(_CALL_ID)
+    call_id = required(CALL_ID)
     output = required(text_or(_PART, high=MAX_PARTS, of="parts"))
 
 
