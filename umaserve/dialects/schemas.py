@@ -30,7 +30,7 @@ from umaserve.wire.declared import (
 from umaserve.wire.fields import Fields, integer, out_of_range
 
 DEFAULTS = requests.Sampling(temperature=1.0, top_p=1.0)
-"""OpenAI documents these two; the other defaults are this server's own."""
+"""OpenAI and Anthropic document these two; the other defaults are this server's own."""
 MAX_ID_BYTES = 256
 MAX_TURNS = 1024
 MAX_KWARGS_BYTES = 64 * 1024

@@ -12,9 +12,7 @@ from umaserve.dialects.anthropic import schemas
 from umaserve.dialects.anthropic.tools import chosen_tools, tools
 from umaserve.dialects.anthropic.turns import turns
 from umaserve.dialects.parameters import RequestLimits, json_body, sampling, with_targets, within_cap
-
-DEFAULTS = Sampling(temperature=1.0, top_p=1.0)
-"""Anthropic documents these two; the other defaults are this server's own."""
+from umaserve.dialects.schemas import DEFAULTS
 
 
 @dataclass(frozen=True, slots=True)
