@@ -91,10 +91,10 @@ def _turn(item: Declared, answer: _Answer) -> ChatTurn | None:
 
 
 def _call(item: ResponseFunctionCall | ResponseCustomToolCall) -> ToolCall:
-    _ = item.status
-    name = name_for_model(item.name_, item.namespace)
+    _ = item.status  # Checked only.
+    call_id, name = item.call_id, name_for_model(item.name_, item.namespace)
     arguments = item.arguments if isinstance(item, ResponseFunctionCall) else custom_arguments(item.input)
-    return ToolCall(item.call_id, name, arguments)
+    return ToolCall(call_id, name, arguments)
 
 
 def _said(content: str | Sequence[ResponseInputText | ResponseRefusal]) -> str:
@@ -112,7 +112,7 @@ def _content(given: str | Sequence[Declared]) -> tuple[str, tuple[Attachment, ..
 def _part(part: Declared) -> Part:
     match part:
         case ResponseInputImage():
-            _ = part.detail
+            _ = part.detail  # Checked only: a projector has its own resolution.
             return Image(part.image_url, part.name("image_url"))
         case ResponseInputAudio():
             return recording(part.input_audio)
