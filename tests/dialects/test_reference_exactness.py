@@ -45,6 +45,7 @@ DIFFERENCES: dict[str, str] = {
     "/v1/responses.*/properties/include/": "a string may stand for an array of one",
     "/v1/responses.*/properties/input/": "the type or role of an item says which parts there may be",
     "/v1/responses.*/generate_summary$": "another name of summary, which was always read",
+    "/v1/responses.*/(reasoning_budget|stop_in_reasoning)$": "always read, as in the other APIs",
     "/v1/responses.*/format/(anyOf|oneOf|properties|required|type)": "a grammar comes with its syntax",
     "/v1/responses.*/properties/tools/items/anyOf/2/properties/tools/items/": "the same, in a namespace",
     "/v1/messages.*/properties/tool_choice/": "the type tool comes with a name",

@@ -24,6 +24,7 @@ from umaserve.dialects.schemas import (
     Computation,
     Sampling,
     Targets,
+    Thoughts,
     object_text,
 )
 from umaserve.wire import fields
@@ -346,7 +347,7 @@ class ResponseOptions(Declared):
     )
 
 
-class ResponseRequest(ResponseOptions, Sampling, Computation, Targets):
+class ResponseRequest(ResponseOptions, Sampling, Computation, Targets, Thoughts):
     pass
 
 
