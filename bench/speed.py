@@ -25,6 +25,7 @@ from bench.speed_cells import QUICK, WHOLE, Cell, Figure, Plan, cells
 from bench.speed_record import Ratio, Record, ratio_of, verdict, worse
 from umaserve.core.errors import ConfigError, ModelError
 from umaserve.engine.files import gguf
+from umaserve.engine.files.weights import choose
 from umaserve.engine.llama.model import find
 from umaserve.settings.daemon import SETTINGS
 from umaserve.system.cores import instructions, processor, usable_cores
@@ -89,10 +90,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("A second model: not measured, --model (or SPEED_MODEL) names none.")
     print(f"{machine()}. Load average before: {before}; after: {load_average()}.")
     print(_quietness(others.cores()))
+    loaded = _weights(models)
+    print("Weights:", "; ".join(f"{model}: {what}" for model, what in loaded.items()) + ".")
     lines = worse(figures, record) if record else []
     print(_comparison(record, kind, lines, quick=options.quick))
     if options.record:
-        now = Record(kind, datetime.now(UTC).isoformat(timespec="seconds"), _commit(), figures)
+        now = Record(kind, datetime.now(UTC).isoformat(timespec="seconds"), _commit(), figures, loaded)
         print(f"Recorded in {speed_record.write(options.results, now)}.")
     return int(bool(lines))
 
@@ -166,6 +169,18 @@ def _table(rows: Sequence[Row], record: Record | None) -> str:
         compared = [str(row.ratio or "-"), str(before or ""), verdict(row.ratio, before) if row.ratio else ""]
         lines.append([row.cell, row.figure.title, row.figure.beside, *numbers, *compared])
     return table(header, lines)
+
+
+def _weights(models: Sequence[str]) -> dict[str, str]:
+    """What umaserve loads of each model, by its file's name: measured before, so this takes no time."""
+    config = SETTINGS.load({}, os.environ).config
+    loaded = {}
+    for model in models:
+        weights = choose(model, config, lambda _fraction: True)
+        of_file = "as it is" if weights.repacked else "mapped"
+        copied = f"a copy converted from {weights.converted_from}"
+        loaded[Path(model).name] = of_file if weights.path == model else copied
+    return loaded
 
 
 def _quietness(cores: float) -> str:

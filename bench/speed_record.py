@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +47,8 @@ class Record:
     """UTC, as ISO 8601 has it: later ones sort after earlier ones."""
     commit: str
     figures: Mapping[str, Ratio]
+    weights: Mapping[str, str] = field(default_factory=dict)
+    """What umaserve loaded of each model: its file as it is, mapped, or a converted copy. Empty in old records."""
 
 
 def verdict(now: Ratio, before: Ratio | None) -> str:
@@ -91,6 +93,7 @@ def _read(path: Path) -> Record:
     try:
         content = orjson.loads(path.read_bytes())
         figures = {str(name): Ratio(*map(float, values)) for name, values in content["figures"].items()}
-        return Record(str(content["processor"]), str(content["date"]), str(content["commit"]), figures)
+        weights = {str(model): str(loaded) for model, loaded in content.get("weights", {}).items()}
+        return Record(str(content["processor"]), str(content["date"]), str(content["commit"]), figures, weights)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path}: expected a record of scripts/speed, got {error!r}") from None

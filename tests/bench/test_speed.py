@@ -135,6 +135,7 @@ def test_cores_of_others_are_counted_from_the_kernels_counters():
 def test_a_worse_ratio_is_the_exit_status(monkeypatch, capsys, tmp_path):
     row = speed._row("a load", FIGURE, [8.0], [10.0])
     monkeypatch.setattr(speed, "_measured", lambda plan, planned: [row])
+    monkeypatch.setattr(speed, "_weights", lambda models: {"a.gguf": "mapped"})
     monkeypatch.delenv("LLAMA_SERVER", raising=False)
     options = ["--results", str(tmp_path)]
     assert speed.main([*options, "--record"]) == 0
@@ -142,6 +143,7 @@ def test_a_worse_ratio_is_the_exit_status(monkeypatch, capsys, tmp_path):
     of = latest(tmp_path, speed._kind())
     assert of is not None
     assert of.figures == {row.name: Ratio(0.8, 0.8, 0.8)}
+    assert of.weights == {"a.gguf": "mapped"}
     assert speed.main(options) == 0
     write(tmp_path, Record(of.processor, "2999", "later", {row.name: Ratio(1.0, 1.0, 1.0)}))
     capsys.readouterr()
