@@ -450,8 +450,7 @@ def test_models():
 
 
 def test_several_models():
-    unread = {key: value for key, value in MODEL.items() if not key.startswith("max")}
-    unread |= {"id": "large-2", "display_name": "large-2"}
+    unread = {**MODEL, "id": "large-2", "display_name": "large-2"}
     told = page("/v1/models", n_models=2)
     assert (told["data"], told["first_id"], told["last_id"]) == ([MODEL, unread], "small-1", "large-2")
     assert page("/v1/models", n_models=2, after_id="small-1")["data"] == [unread]

@@ -1405,12 +1405,15 @@ def test_a_refusal_of_http_has_the_same_shape(status: int, kind: str) -> None:
 # The small bodies.
 
 
+LIMITS_OF_LIST = RequestLimits(64, max_message_bytes=99)
+
+
 def test_models() -> None:
-    answer = json.loads(models([listed(MODEL_INFO)], 1700000000, RequestLimits(64, max_message_bytes=99)))
+    answer = json.loads(models([listed(MODEL_INFO)], 1700000000, LIMITS_OF_LIST))
     assert answer["limits"] == {"message_bytes": 99, "media": 64}
     assert answer["object"] == "list"
     [item] = answer["data"]
-    assert item == json.loads(model(listed(MODEL_INFO), 1700000000))
+    assert item == json.loads(model(listed(MODEL_INFO), 1700000000, LIMITS_OF_LIST))
     assert item == {
         "id": "small-1",
         "object": "model",
@@ -1421,9 +1424,26 @@ def test_models() -> None:
         "size": 2000,
         "needed": 0,
         "status": {"value": "loaded"},
-        "meta": {"n_vocab": 49152, "n_ctx_train": 8192, "n_embd": 576, "n_params": 134_515_008, "size": 2000},
+        "context_length": 4096,
+        "max_model_len": 4096,
+        "max_tokens": 4096,
+        "meta": {
+            "n_vocab": 49152,
+            "n_ctx": 4096,
+            "n_ctx_train": 8192,
+            "n_embd": 576,
+            "n_params": 134_515_008,
+            "size": 2000,
+        },
     }
     Model.model_validate(item)
+
+
+def test_a_model_that_was_never_loaded_tells_the_context_of_its_settings_and_the_cap_on_answers() -> None:
+    unloaded = listed(MODEL_INFO, state=ModelState.UNLOADED, info=None, context_tokens=2048)
+    told = json.loads(model(unloaded, 0, replace(LIMITS_OF_LIST, max_tokens=100)))
+    assert (told["context_length"], told["max_model_len"], told["max_tokens"]) == (2048, 2048, 100)
+    assert "meta" not in told
 
 
 @pytest.mark.parametrize(
@@ -1437,30 +1457,35 @@ def test_models() -> None:
     ],
 )
 def test_a_models_state(state: ModelState, status: Wanted) -> None:
-    assert json.loads(model(listed(MODEL_INFO, state=state, progress=1 / 3), 0))["status"] == status
+    assert json.loads(model(listed(MODEL_INFO, state=state, progress=1 / 3), 0, LIMITS_OF_LIST))["status"] == status
 
 
 @pytest.mark.parametrize(
     ("takes", "modalities"), [((), ["text"]), (("image", "video"), ["text", "image", "video"]), (None, None)]
 )
 def test_what_a_model_takes(takes: tuple[str, ...] | None, modalities: list[str] | None) -> None:
-    told = json.loads(model(listed(MODEL_INFO, takes=takes, room_bytes=7), 0))
+    told = json.loads(model(listed(MODEL_INFO, takes=takes, room_bytes=7), 0, LIMITS_OF_LIST))
     assert told.get("architecture") == (modalities and {"input_modalities": modalities})
     assert told["available"] == 7
 
 
 def test_when_a_model_was_last_used() -> None:
-    assert json.loads(model(listed(MODEL_INFO, last_used_at=1700000000.9), 0))["last_used"] == 1700000000
+    assert (
+        json.loads(model(listed(MODEL_INFO, last_used_at=1700000000.9), 0, LIMITS_OF_LIST))["last_used"] == 1700000000
+    )
 
 
 def test_a_model_that_was_never_loaded() -> None:
     unread = listed(
         MODEL_INFO, aliases=("a", "b"), description="Slow.", state=ModelState.UNLOADED, needed_bytes=5000, info=None
     )
-    told = json.loads(model(unread, 5))
+    told = json.loads(model(unread, 5, LIMITS_OF_LIST))
     assert told == {
         "id": "small-1",
         "object": "model",
+        "context_length": 4096,
+        "max_model_len": 4096,
+        "max_tokens": 4096,
         "created": 5,
         "owned_by": "umaserve",
         "aliases": ["small-1", "a", "b"],

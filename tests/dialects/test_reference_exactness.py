@@ -48,6 +48,10 @@ DIFFERENCES: dict[str, str] = {
     "/v1/responses.*/(reasoning_budget|stop_in_reasoning)$": "always read, as in the other APIs",
     "/v1/responses.*/format/(anyOf|oneOf|properties|required|type)": "a grammar comes with its syntax",
     "/v1/responses.*/properties/tools/items/anyOf/2/properties/tools/items/": "the same, in a namespace",
+    "/v1/models.*/(context_length|max_model_len|max_tokens|max_input_tokens|n_ctx|n_ctx_train)(/|$)": (
+        "each model tells its context"
+    ),
+    "/v1/models.*/required": "the context is told of models that were never loaded, too",
     "/v1/messages.*/properties/tool_choice/": "the type tool comes with a name",
 }
 """What differs, by a pattern of its place in the document, and why."""

@@ -47,6 +47,7 @@ def listed(model: ModelInfo, **changes: Any) -> ListedModel:
         needed_bytes=0,
         last_used_at=None,
         info=model,
+        context_tokens=model.context_tokens,
     )
     return replace(as_default, **changes)
 

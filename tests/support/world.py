@@ -78,7 +78,8 @@ class StandInModels:
     def listed(self, _caller: Caller | None = None) -> list[ListedModel]:
         state = ModelState.LOADED if self._world.loaded else ModelState.LOADING
         takes = ("audio",) if self._world.engine.info.hears else ()
-        return [ListedModel("stand-in", (), "", True, 0, state, 0.0, 0, None, self.info("", None), takes)]
+        context = self._world.engine.info.context_tokens
+        return [ListedModel("stand-in", (), "", True, 0, state, 0.0, 0, None, self.info("", None), takes, context)]
 
     def ask(self, _name: str, question: Question, _caller: Caller) -> None:
         self._world.questions.ask(question)

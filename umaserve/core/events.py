@@ -295,6 +295,8 @@ class ListedModel:
     takes: Sequence[str] | None = None
     """Kinds of media that the model takes besides text, of "image", "audio" and "video"; ``None`` where that is known
     once it is loaded."""
+    context_tokens: int = 0
+    """The limit of prompt and answer together; of a model that has not been loaded, by its settings."""
     room_bytes: int | None = None
     """The memory that it could have at the latest look, if all models that are not pinned were unloaded; ``None``
     where it is loaded."""

@@ -142,6 +142,7 @@ class Models:
             last_used_at=None if used == -math.inf else used + since_1970,
             info=host.info,
             takes=_takes(host),
+            context_tokens=host.spec.config.n_ctx if host.info is None else host.info.context_tokens,
             room_bytes=None if state in (State.LOADED, State.UNLOADING) else self._room_bytes,
         )
 

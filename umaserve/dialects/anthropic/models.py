@@ -76,8 +76,6 @@ def described(name: str, since: int) -> dict[str, Any]:
 
 
 def _model(one: ListedModel, facts: Facts) -> dict[str, Any]:
-    told = described(one.name, facts.started_at)
-    if one.info is not None:
-        context = one.info.context_tokens
-        told |= {"max_input_tokens": context, "max_tokens": facts.limits.max_tokens or context}
-    return told
+    context = one.context_tokens
+    told = {"max_input_tokens": context, "max_tokens": facts.limits.max_tokens or context}
+    return described(one.name, facts.started_at) | told

@@ -20,16 +20,16 @@ def models(all_: Sequence[ListedModel], created: int, limits: RequestLimits) -> 
     told = {"message_bytes": limits.max_message_bytes, "media": MAX_MEDIA}
     # Codex reads ``models``: without it an error, and what it is told there replaces its own instructions.
     return orjson.dumps(
-        {"object": "list", "data": [_model(one, created) for one in all_], "models": [], "limits": told}
+        {"object": "list", "data": [_model(one, created, limits) for one in all_], "models": [], "limits": told}
     )
 
 
-def model(one: ListedModel, created: int) -> bytes:
+def model(one: ListedModel, created: int, limits: RequestLimits) -> bytes:
     """The body of ``GET /v1/models/{name}``."""
-    return orjson.dumps(_model(one, created))
+    return orjson.dumps(_model(one, created, limits))
 
 
-def _model(one: ListedModel, created: int) -> dict[str, Any]:
+def _model(one: ListedModel, created: int, limits: RequestLimits) -> dict[str, Any]:
     told: dict[str, Any] = {
         "id": one.name,
         "aliases": [one.name, *one.aliases],
@@ -40,6 +40,10 @@ def _model(one: ListedModel, created: int) -> dict[str, Any]:
         "size": one.size_bytes,
         "needed": one.needed_bytes,
         "status": {"value": _STATUS.get(one.state, "unloaded")},
+        # The context by the names of OpenRouter and of vLLM, which agents plan by.
+        "context_length": one.context_tokens,
+        "max_model_len": one.context_tokens,
+        "max_tokens": limits.max_tokens or one.context_tokens,
     }
     if one.state is ModelState.FAILED:
         told["status"]["failed"] = True
@@ -57,6 +61,7 @@ def _model(one: ListedModel, created: int) -> dict[str, Any]:
     if one.info is not None:
         told["meta"] = {
             "n_vocab": one.info.vocabulary,
+            "n_ctx": one.info.context_tokens,
             "n_ctx_train": one.info.training_tokens,
             "n_embd": one.info.embedding_length,
             "n_params": one.info.parameters,

@@ -88,7 +88,7 @@ def _models(facts: Facts, _request: Request) -> tuple[int, str, bytes]:
 
 def _model(facts: Facts, request: Request) -> tuple[int, str, bytes]:
     name = request.path.removeprefix(f"{MODELS_PATH}/")
-    return 200, JSON, models.model(named(facts, name), facts.started_at)
+    return 200, JSON, models.model(named(facts, name), facts.started_at, facts.limits)
 
 
 DIALECT = HttpDialect(

@@ -803,7 +803,8 @@ class Embeddings(Declared):
 
 class _Meta(Declared):
     n_vocab = required(whole())
-    n_ctx_train = required(whole())
+    n_ctx = required(whole(1), "As context_length.")
+    n_ctx_train = required(whole(), "Tokens of the context that it was trained with.")
     n_embd = required(whole())
     n_params = required(whole())
     size = required(whole(), "Bytes.")
@@ -828,6 +829,11 @@ class Model(Declared):
     owned_by = required(string())
     meta = omittable(_Meta, "Once the model has been loaded.")
     status = required(_Status)
+    context_length = required(
+        whole(1), "Tokens that prompt and answer may have together. Of a model that was never loaded, by its settings."
+    )
+    max_model_len = required(whole(1), "As context_length.")
+    max_tokens = required(whole(1), "Tokens of the longest answer: --max-tokens, or as context_length.")
     description = omittable(string(), "The operator's, if there is one.")
     size = required(whole(0), "Bytes of its files; 0 where they can't be read.")
     needed = required(whole(0), "Bytes of memory that it takes or would take, as far as is known.")
