@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 from browser import BROWSER, DRIVER, MISSING, Browser
-from daemon import ANSWER_S, Daemon
-from http_wire import Http, encode, serving
+from daemon import ANSWER_S, Daemon, serving
+from http_wire import Http, encode
 from openapi_document import DOCUMENT, check_answer
 
 from umaserve.access.keys import KeyFile

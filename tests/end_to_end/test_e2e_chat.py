@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from chat_wire import GREEDY, Message, ask, chat_streaming, failure, open_chat, rest, samples_of, with_voice
-from daemon import ANSWER_S, Daemon
-from http_wire import serving
+from daemon import ANSWER_S, Daemon, serving
 
 from umaserve.access.keys import KeyFile
 

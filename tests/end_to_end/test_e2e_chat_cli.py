@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from daemon import ANSWER_S, Daemon
-from http_wire import serving
+from daemon import ANSWER_S, Daemon, serving
 
 from umaserve.speech.load import load
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import httpx
 import pytest
-from daemon import ANSWER_S, Daemon
+from daemon import ANSWER_S, Daemon, serving
 from frames import ws_frame, ws_header
-from http_wire import WEBSOCKET, Http, encode, serving
+from http_wire import WEBSOCKET, Http, encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openapi_document import EXAMPLES, FORMS, OPERATIONS, POSTS, check_answer, check_response, fields, request_schema

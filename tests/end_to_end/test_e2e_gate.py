@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 import trustme
-from daemon import Daemon
-from http_wire import WEBSOCKET, Http, ask, encode, events, serving
+from daemon import Daemon, serving
+from http_wire import WEBSOCKET, Http, ask, encode, events
 from program import run
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.exceptions import ConnectionClosed

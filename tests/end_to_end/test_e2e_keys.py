@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon import ANSWER_S, Daemon
-from http_wire import WEBSOCKET, Http, ask, encode, serving
+from daemon import ANSWER_S, Daemon, serving
+from http_wire import WEBSOCKET, Http, ask, encode
 from program import run
 from routes import routes
 from websockets.exceptions import ConnectionClosed, InvalidStatus

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon import Daemon, Wire
+from daemon import Daemon, Wire, serving
 from generate_wire import Conversation, text_of
-from http_wire import ask, serving
+from http_wire import ask
 
 from umaserve.access.keys import KeyFile
 

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import openai
 import pytest
-from daemon import ANSWER_S, Daemon
-from http_wire import Http, ask, encode, serving
+from daemon import ANSWER_S, Daemon, serving
+from http_wire import Http, ask, encode
 from openapi_document import POSTS, check_answer
 
 from umaserve.media import sound_decoder

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import Daemon
+from daemon import Daemon, serving
 from generate_wire import Conversation
-from http_wire import ask, events, serving
+from http_wire import ask, events
 
 from umaserve.engine.template.chat_template import CHATML
 

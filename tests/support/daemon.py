@@ -11,8 +11,10 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from frames import uds_frame
 
 READY_S = 120
@@ -122,6 +124,14 @@ class Daemon:
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(timeout)
+
+
+def serving(directories: pytest.TempPathFactory, *flags: str) -> Iterator[Daemon]:
+    """A fixture's daemon, with HTTP at a port of its own."""
+    daemon = Daemon(directories.mktemp("daemon"), "--http", "127.0.0.1:0", *flags, env={"UMA_THREADS": "1"})
+    yield daemon
+    assert daemon.stop() == 0, daemon.logs
+    assert "Traceback" not in daemon.logs, daemon.logs
 
 
 class Wire:

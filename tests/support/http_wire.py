@@ -1,22 +1,19 @@
-"""An HTTP client that sends the very bytes it is told to, and a daemon for all the tests of one file."""
+"""An HTTP client that sends the very bytes it is told to."""
 
 from __future__ import annotations
 
 import json
 import socket
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-import pytest
-from daemon import ANSWER_S, Daemon
+ANSWER_S = 120
 
 
-def serving(directories: pytest.TempPathFactory, *flags: str) -> Iterator[Daemon]:
-    """A fixture's daemon, with HTTP at a port of its own."""
-    daemon = Daemon(directories.mktemp("daemon"), "--http", "127.0.0.1:0", *flags, env={"UMA_THREADS": "1"})
-    yield daemon
-    assert daemon.stop() == 0, daemon.logs
-    assert "Traceback" not in daemon.logs, daemon.logs
+class Server(Protocol):
+    @property
+    def http(self) -> str:
+        """HOST:PORT."""
 
 
 def encode(method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> bytes:
@@ -128,9 +125,9 @@ class Http:
         return self.file.read()
 
 
-def ask(daemon: Daemon, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Response:
+def ask(server: Server, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Response:
     """The response on a connection of its own."""
-    with Http(daemon.http) as http:
+    with Http(server.http) as http:
         return http.ask(method, path, body, headers)
 
 

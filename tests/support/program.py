@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from daemon import READY_S
+READY_S = 120
 
 
 def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
