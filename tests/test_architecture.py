@@ -68,7 +68,7 @@ FOREIGN = {
 }
 """Who may import what from elsewhere."""
 
-LOADS_LLAMA_CPP = {"__main__", "cli", "commands/tune"}
+LOADS_LLAMA_CPP = {"__main__", "cli", "commands/tune", "commands/tune_measurements"}
 """The modules outside the engine that import ``llama_cpp`` by way of it, all for ``umaserve tune``."""
 
 

@@ -359,7 +359,7 @@ def _pull(arguments: Sequence[str]) -> int:
 
 
 def _tune(arguments: Sequence[str]) -> int:
-    # Imported here: no other command but serve needs llama.cpp.
+    # Imported here: no other command measures anything.
     from umaserve.commands import tune as tune_cli
 
     parser = Parser("umaserve tune", description=tune_cli.DESCRIPTION)

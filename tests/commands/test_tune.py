@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from umaserve.commands import tune, tune_table
+from umaserve.commands import tune_measurements, tune_table
 from umaserve.commands.tune_search import Change, Found, NoTimeLeft, Row, is_better, search, together
 from umaserve.engine.files.weights import Weights
 from umaserve.engine.speeds import Speeds
@@ -214,7 +214,7 @@ class Processes:
         self.took_s = 10.0
         self.error: Exception | None = None
         self.now = 0.0
-        monkeypatch.setattr(tune, "measured", self._measured)
+        monkeypatch.setattr(tune_measurements, "measured", self._measured)
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
     def _measured(
@@ -256,9 +256,9 @@ def test_weights_are_chosen_once_and_then_loaded_as_they_are(
         was = "" if found == path else "Q4_1"
         return Weights(found, was, other=other if config.weights == "fast" and found == path else "")
 
-    monkeypatch.setattr(tune, "choose", chosen)
+    monkeypatch.setattr(tune_measurements, "choose", chosen)
     flags = {"model": "m.gguf", "config": "c.toml"}
-    measure = tune.Measurements(Config(model="m.gguf", weights=setting), flags, 120)
+    measure = tune_measurements.Measurements(Config(model="m.gguf", weights=setting), flags, 120)
     assert measure.other_weights == other
     assert measure({"threads": 1}, 512) == START
     if other:
@@ -275,14 +275,14 @@ def test_weights_are_chosen_once_and_then_loaded_as_they_are(
 def test_weights_that_are_not_converted_have_no_other(
     found: str, processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tune, "choose", lambda path, _config, _wanted: Weights(path))
-    assert tune.Measurements(Config(model=found), {}, 120).other_weights == ""
+    monkeypatch.setattr(tune_measurements, "choose", lambda path, _config, _wanted: Weights(path))
+    assert tune_measurements.Measurements(Config(model=found), {}, 120).other_weights == ""
 
 
 def test_what_the_weights_were_chosen_by_is_shown(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = Weights("m.gguf", repacked=False, why="1 token: 9.0 ms, mapped 8.0 ms")
-    monkeypatch.setattr(tune, "choose", lambda _path, _config, _wanted: chosen)
-    measure = tune.Measurements(Config(model="m.gguf"), {}, 120)
+    monkeypatch.setattr(tune_measurements, "choose", lambda _path, _config, _wanted: chosen)
+    measure = tune_measurements.Measurements(Config(model="m.gguf"), {}, 120)
     assert measure.other_weights == "as-is"
     assert measure.note == "Weights that the daemon chooses here: mapped (1 token: 9.0 ms, mapped 8.0 ms)."
     measure({}, 0)
@@ -297,8 +297,8 @@ def test_a_conversion_gets_half_of_the_time(
             processes.now += 1.0
         return Weights(path)
 
-    monkeypatch.setattr(tune, "choose", endless)
-    measure = tune.Measurements(Config(model="m.gguf"), {}, 120)
+    monkeypatch.setattr(tune_measurements, "choose", endless)
+    measure = tune_measurements.Measurements(Config(model="m.gguf"), {}, 120)
     assert processes.now == 61.0
     assert capsys.readouterr().err.startswith(
         "Converting or comparing the weights takes too long, so they are measured as they are"
@@ -308,7 +308,7 @@ def test_a_conversion_gets_half_of_the_time(
 
 
 def test_nothing_begins_that_would_not_end_in_time(processes: Processes) -> None:
-    measure = tune.Measurements(Config(model="m.gguf", weights="as-is"), {}, 25)
+    measure = tune_measurements.Measurements(Config(model="m.gguf", weights="as-is"), {}, 25)
     for _ in range(2):
         measure({}, 512)
     with pytest.raises(NoTimeLeft):
@@ -317,7 +317,7 @@ def test_nothing_begins_that_would_not_end_in_time(processes: Processes) -> None
 
 
 def test_what_ends_for_lack_of_time_has_not_failed(processes: Processes) -> None:
-    measure = tune.Measurements(Config(model="m.gguf", weights="as-is"), {}, 25)
+    measure = tune_measurements.Measurements(Config(model="m.gguf", weights="as-is"), {}, 25)
     processes.error = ProgramError("ended by Aborted: no message")
     with pytest.raises(ProgramError):
         measure({}, 512)

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 
 from umaserve.commands import tune_table
-from umaserve.commands.tune_search import RULE, Change, Found, NoTimeLeft, search
+from umaserve.commands.tune_search import RULE, Found, NoTimeLeft, search
 from umaserve.core.errors import ModelError
-from umaserve.engine.files.weights import Weights, choose
-from umaserve.engine.llama.model import find
-from umaserve.engine.speeds import Speeds, measured
-from umaserve.settings.daemon import SETTINGS, Config
+from umaserve.settings.daemon import SETTINGS
 from umaserve.system import logs, program
 from umaserve.system.cores import usable_cores
-from umaserve.system.progress import ProgressBar
 
 SECONDS = 120
 DESCRIPTION = f"""\
@@ -40,9 +34,6 @@ those of --config or UMA_... variables, as they would be for the daemon.
 
 Standard output gets only the lines for the configuration file; the table goes to standard error.
 """
-_CONVERTING = 0.5
-"""The share of the time in which a copy of the weights may be converted."""
-
 Write = Callable[[str], None]
 
 
@@ -63,6 +54,9 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
     seconds: int = flags.pop("seconds")
     if seconds < 1:
         parser.error(f"--seconds: expected 1 or more, got {seconds}")
+    # Imported here: help and man pages need no llama.cpp.
+    from umaserve.commands.tune_measurements import Measurements
+
     config = SETTINGS.load(flags, os.environ).config
     logs.configure("warning", "text")
     found = Found()
@@ -83,86 +77,6 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
     _show(f"Best: {tune_table.named(best)}. The lines for the daemon's configuration file:")
     write(tune_table.toml(config, best))
     return 0
-
-
-class Measurements:
-    """Measures changes, each in a process of its own, until the time is over; shows how far that is."""
-
-    def __init__(self, config: Config, flags: dict[str, str], seconds: int) -> None:
-        """Converts the weights, if they may be faster then. ``flags`` are the command's. Raises ``ModelError``."""
-        self._path = find(config.model)
-        self._flags = flags
-        self._began = time.monotonic()
-        self._seconds = seconds
-        self._longest_s = 0.0
-        as_is = Weights(self._path)
-        present = self._loaded(config)
-        self.note = tune_table.weights_note(_way(present), present.why)
-        """Note on what was measured before the daemon's engine was, to choose the weights; empty: nothing."""
-        self._weights = {"": present, "as-is": as_is}
-        """Weights that each value of ``weights`` loads."""
-        self.other_weights = "as-is" if _way(present) != "as-is" else ""
-        """The value of ``weights`` with which others are loaded than at present; empty: there is none."""
-        if not self.other_weights and present.other and self._may_convert():
-            loaded = self._loaded(dataclasses.replace(config, weights=present.other))
-            if _way(loaded) != "as-is":
-                self.other_weights = present.other
-                self._weights[present.other] = loaded
-
-    def __call__(self, change: Change, prompt_tokens: int) -> Speeds:
-        """Measure ``change``, as ``tune_search.Measure``."""
-        began_s = self._passed_s()
-        left_s = self._seconds - began_s
-        if left_s < self._longest_s:
-            raise NoTimeLeft
-        weights = self._weights[change.get("weights", "")]
-        # They are chosen already. For another number of threads, the daemon would measure them anew.
-        how = "as-is" if weights.repacked else "mapped"
-        settings = {**self._flags, **change, "model": weights.path, "weights": how}
-        bar = ProgressBar(f"{tune_table.named(change)} ", sys.stderr)
-        try:
-            return measured(settings, prompt_tokens, wanted=lambda: self._shown(bar), max_s=left_s)
-        except program.ProgramError:
-            if self._passed_s() >= self._seconds:
-                raise NoTimeLeft from None
-            raise
-        finally:
-            bar.clear()
-            self._longest_s = max(self._longest_s, self._passed_s() - began_s)
-
-    def _loaded(self, config: Config) -> Weights:
-        """The weights that the daemon loads."""
-        bar = ProgressBar("weights ", sys.stderr)
-        late = False
-
-        def wanted(_fraction: float) -> bool:
-            nonlocal late
-            late = not self._may_convert()
-            return self._shown(bar) and not late
-
-        weights = choose(self._path, config, wanted)
-        bar.clear()
-        if late:
-            _show(
-                "Converting or comparing the weights takes too long, so they are measured as they are. Start the "
-                "daemon once, which does so, or give more --seconds."
-            )
-        return weights
-
-    def _may_convert(self) -> bool:
-        return self._passed_s() <= self._seconds * _CONVERTING
-
-    def _passed_s(self) -> float:
-        return time.monotonic() - self._began
-
-    def _shown(self, bar: ProgressBar) -> bool:
-        bar.show(min(1.0, self._passed_s() / self._seconds))
-        return True
-
-
-def _way(weights: Weights) -> str:
-    """The value of the setting that loads them."""
-    return "converted" if weights.converted_from else "as-is" if weights.repacked else "mapped"
 
 
 def _show(*lines: str) -> None:
