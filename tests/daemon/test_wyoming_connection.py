@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from routes import listed
@@ -681,7 +682,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(steps)
 @example([("audio-chunk", {"text": -(2**63) - 1}), ("ping", {"text": 2**80})])
 @example([("synthesize-start", {}), ("synthesize-chunk", {}), "speak", ("synthesize-stop", {}), "speak", ("ping", {})])

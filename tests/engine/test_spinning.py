@@ -9,11 +9,13 @@ import sys
 
 import pytest
 
+from umaserve.engine import engine
+
 
 @pytest.mark.parametrize(("given", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "300"}, "300")])
 def test_idle_threads_spin_as_long_as_pays_unless_told_otherwise(given: dict[str, str], expected: str):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("GOMP_", "OMP_"))}
-    command = [sys.executable, "-c", "import umaserve.engine.engine"]
+    command = [sys.executable, "-c", f"import {engine.__name__}"]
     variables = {**environment, "OMP_DISPLAY_ENV": "verbose", **given}
     shown = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stderr
     if "GOMP_" not in shown:

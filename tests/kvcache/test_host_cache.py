@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,7 @@ def overlap(one: Place, other: Place) -> bool:
     return one.offset < other.offset + other.size and other.offset < one.offset + one.size
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.integers(0, 60),
     st.tuples(st.integers(0, 5), st.integers(1, 3)),

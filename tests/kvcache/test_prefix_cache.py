@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,7 +46,7 @@ def check_tree(cache: PrefixCache, held: dict[int, tuple[str, list[int]]]) -> No
         assert found == {holder for holder, (whose, _tokens) in held.items() if whose == scope}
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(STEPS, max_size=40))
 def test_it_finds_the_longest_beginning_that_an_owner_holds(steps: list[tuple]) -> None:
     cache, held = PrefixCache(), {}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
+from examples import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -218,7 +219,7 @@ class Played(RuleBasedStateMachine):
 
 
 TestPlayed = Played.TestCase
-TestPlayed.settings = settings(max_examples=150, stateful_step_count=40)
+TestPlayed.settings = settings(max_examples=examples(150), stateful_step_count=40)
 
 
 # What becomes of what is kept.

@@ -8,6 +8,7 @@ import math
 import random
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from residency_simulation import UNLOADING_S, SimulatedModel, Simulation
@@ -336,7 +337,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 
 # A busy box makes no test fail.
-over_snapshots = settings(max_examples=250)
+over_snapshots = settings(max_examples=examples(250))
 
 
 def room(snapshot: Snapshot) -> int:

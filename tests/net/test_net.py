@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from clock import Clock
+from examples import examples
 from hooked_loop import HookedLoop
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -1210,7 +1211,7 @@ channel_moves = st.one_of(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(channel_moves, max_size=25))
 def test_bytes_arrive_in_order_and_whole_whatever_happens(kv_operations: list[tuple[str, int]]) -> None:
     clock = Clock(100.0)

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +36,7 @@ from umaserve.net.loop import READ, Loop
 from umaserve.net.tls import Tls, TlsError, client_context, server_context
 
 HIGH_WATER = 16 * 1024
-fewer = settings(max_examples=40)
+fewer = settings(max_examples=examples(40))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from examples import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -1465,4 +1466,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=300, stateful_step_count=50)
+TestAnyOrder.settings = settings(max_examples=examples(300), stateful_step_count=50)

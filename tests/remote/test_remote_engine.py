@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 import orjson
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from remote_engine import ALLOWANCE, remote_engine, serving
@@ -341,7 +342,7 @@ def test_what_makes_no_sense_is_the_end_of_the_engine(data: bytes, caplog: pytes
     assert ("no longer trusted" in caplog.text) == (len(data) > 1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.binary() | st.lists(st.sampled_from([*Kind, 0, 1, -1, None, [], [0, 2], "x", 1e300])).map(frames.encode))
 def test_whatever_comes_it_is_an_answer_or_the_end(data: bytes) -> None:
     assert isinstance(Mad().said(data), EngineLost | EngineFailed | None)

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from standin import StandInEngine
@@ -71,7 +72,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize("hint", TYPES, ids=str)
 def test_what_arrives_is_what_was_sent(hint: object) -> None:
-    @settings(max_examples=30)
+    @settings(max_examples=examples(30))
     @given(values(hint))
     def check(value: object) -> None:
         made, head, tail = crossed(hint, value)
@@ -84,7 +85,7 @@ def test_what_arrives_is_what_was_sent(hint: object) -> None:
 
 @pytest.mark.parametrize("hint", TYPES, ids=str)
 def test_nothing_else_is_taken(hint: object) -> None:
-    @settings(max_examples=50)
+    @settings(max_examples=examples(50))
     @given(json_values, st.binary())
     def check(head: object, tail: bytes) -> None:
         with pytest.raises(Malformed):

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_world import Client, SchedulerWorld
@@ -156,7 +157,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     st.lists(st.tuples(steps, st.integers(0, 30)), min_size=6, max_size=25),
     st.sampled_from(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_world import ORIGIN, Client, SchedulerWorld
@@ -196,7 +197,7 @@ def test_streams_get_a_token_in_each_tick_meanwhile() -> None:
     assert told(scored) == expected(LONG, 2)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.data())
 def test_whatever_happens_each_has_its_own(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from([{}, {"sequences": 8, "cached_cells": 300}, {"host_bytes": 2000}, {"parts": 4}]))

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_world import ORIGIN, Client, SchedulerWorld
@@ -1590,7 +1591,7 @@ kv_operations = st.one_of(
 FAILURES = [None, None, None, Outcome.FAILED, Outcome.NO_CELLS, EngineFailure]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.lists(arrivals, min_size=3, max_size=6),
     st.lists(st.tuples(kv_operations, st.integers(0, 6)), min_size=12, max_size=40),
@@ -1664,7 +1665,6 @@ def test_whatever_happens_every_text_is_its_own_and_all_comes_back(
     world.finish()
 
 
-@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.sampled_from([*Hold, None, 10, 35]), st.integers(0, 8)),

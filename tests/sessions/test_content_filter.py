@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import regex
+from examples import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -72,7 +73,7 @@ patterns = st.builds("{}{}".format, parts | branches, st.sampled_from(["a", "b",
 plain = st.text("abc ", min_size=1, max_size=4)
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @given(st.lists(patterns | plain, min_size=1, max_size=3), texts.flatmap(cut))
 @example(["abcd", "bc"], ["a", "b", "c", "d"])
 @example([r"a|b\Bc", r"(?:abc|b\b)c"], ["ab", "cc"])

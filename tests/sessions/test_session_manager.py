@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 
 import pytest
+from examples import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -815,4 +816,4 @@ def _plain(output: Output | RequestError) -> object:
 
 
 TestSessions = Sessions.TestCase
-TestSessions.settings = settings(max_examples=50, stateful_step_count=40)
+TestSessions.settings = settings(max_examples=examples(50), stateful_step_count=40)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umaserve.sessions.speculation import FORGETTING, LEARNING, NGRAM, PRIOR, Acceptance, PromptIndex, Repetition
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.integers(0, 2), max_size=10), st.integers(0, 6))
 def test_what_followed_last_time_is_guessed_however_the_text_came(
     prompt: list[int], generated: list[int], most: int
@@ -57,7 +58,6 @@ def test_acceptance_goes_back_to_the_prior_where_nothing_is_guessed() -> None:
     assert acceptance.share == pytest.approx(PRIOR, abs=0.001)
 
 
-@settings(max_examples=100)
 @given(
     st.lists(
         st.integers(0, 8).flatmap(lambda draft_tokens: st.tuples(st.just(draft_tokens), st.integers(0, draft_tokens)))

@@ -45,11 +45,12 @@ class Newcomer:
         self.programs = folder / "programs"
         for name in ("programs", "scripts"):
             (folder / name).mkdir()
-        for name in ("venv", "bare-venv", "compiler", "progress", "test", "test_needs.py"):
+        for name in ("venv", "bare-venv", "compiler", "progress", "test", "test-quick", "test_needs.py"):
             shutil.copy(ROOT / "scripts" / name, folder / "scripts")
         for name in ("setup.cfg", "pyproject.toml"):
             shutil.copy(ROOT / name, folder)
-        (folder / "tests").symlink_to(ROOT / "tests")
+        for name in ("bench", "tests", "umaserve"):
+            (folder / name).symlink_to(ROOT / name)
         for tool in TOOLS.split():
             path = shutil.which(tool)
             assert path is not None
@@ -192,7 +193,8 @@ def test_the_readme_begins_with_the_packages_that_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "script", ["bare-venv", "compiler", "picture", "run", "test", "test-newcomer", "venv", "wheels"]
+    "script",
+    ["bare-venv", "compiler", "picture", "reference", "run", "test", "test-newcomer", "test-quick", "venv", "wheels"],
 )
 def test_scripts_are_of_the_standard_shell(script: str) -> None:
     checked = subprocess.run(["sh", "-n", ROOT / "scripts" / script], capture_output=True, text=True)
@@ -226,7 +228,7 @@ def test_tests_that_need_no_client_have_none_installed(tmp_path: Path) -> None:
 def test_what_tests_need_is_named_as_it_is_installed(tmp_path: Path) -> None:
     machine = Newcomer(tmp_path)
     # npm is not in PATH.
-    done = machine.run("test", *(f"tests/end_to_end/test_e2e_{name}.py" for name in ("npm", "pypi", "embeddings")))
+    done = machine.run("test", *(f"tests/end_to_end/test_e2e_{name}.py" for name in ("npm", "pypi", "page")))
     assert done.returncode == 0, done.stderr
     assert machine.extras == [*OWN_EXTRAS, "peers"]
     for named in ("[peers]", "clients from npm", "Python clients into .venv/pypi"):
@@ -235,6 +237,23 @@ def test_what_tests_need_is_named_as_it_is_installed(tmp_path: Path) -> None:
     done = machine.run("test", "tests/engine/test_llama_templates.py::test_nothing")
     assert "scripts/test: fetching llama.cpp's chat templates" in done.stderr
     assert "their test is skipped" in done.stderr
+
+
+def test_quick_tests_have_all_but_llama_cpp_in_an_environment_of_their_own(tmp_path: Path) -> None:
+    machine = Newcomer(tmp_path).without("c++")
+    done = machine.run("test", "quick", "-k", "framing")
+    assert done.returncode == 0, done.stderr
+    packages, umaserve = [call for call in machine.calls if " install " in call]
+    assert {"h11>=0.16", "pytest>=9", "openai>=3.54"} <= set(packages.split())
+    assert "llama-cpp-python" not in packages
+    assert umaserve.endswith(" --no-deps -e .")
+    tests = machine.calls[-1].split()
+    assert tests[-2:] == ["-k", "framing"]
+    named = {Path(word).name for word in tests if word.endswith(".py")}
+    assert {"test_framing.py", "test_scheduler.py", "test_relay_pool.py", "test_openai.py", "test_cli.py"} <= named
+    assert not named & {"test_engine.py", "test_client.py", "test_tune.py", "test_systemd.py", "test_e2e_tune.py"}
+    assert machine.run("test", "quick").returncode == 0
+    assert [call for call in machine.calls if " install " in call] == [packages, umaserve], "it is installed once"
 
 
 @functools.cache

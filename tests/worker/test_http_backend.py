@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from worker_wire import PATIENCE_S, BackendPeer, LoopThread, Server, listing
@@ -220,7 +221,7 @@ def test_a_character_that_is_split_is_held_back_until_it_is_whole(served: Served
 
 
 @given(text=st.text(min_size=1, max_size=40), cuts=st.sets(st.integers(1, 160)))
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_stream_is_the_same_text_however_it_is_cut(served: ServedBackend, text: str, cuts: set[int]) -> None:
     _, reply = served.start(is_streaming=True)
     peer = served.accept()
