@@ -30,6 +30,10 @@ FLAGS = (
     "--host-resolver-rules=MAP other.test 127.0.0.1",
 )
 WAIT_S = 60
+
+Stored = dict[str, Any]
+"""What the page keeps of a conversation, or of a turn."""
+
 DEFAULTS = {"temperature": 0, "top_p": 0.95, "min_p": 0.05, "max_tokens": 64}
 DEFAULTS |= {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 RECORDER = """
@@ -102,7 +106,8 @@ class Browser:
 
     def text(self, selector: str) -> str:
         """All text of the first element, whether it is to be seen or not; empty without one."""
-        return self.js("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
+        found: str = self.js("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
+        return found
 
     def press(self, name: str) -> None:
         """Click the button with this name that can be clicked, in a menu too."""
@@ -135,7 +140,7 @@ class Browser:
         self.one(".composer textarea").send_keys(text)
         self.press("Send")
 
-    def start(self, http: str, **settings) -> None:
+    def start(self, http: str, **settings: Any) -> None:
         """Open the page anew, with these settings instead of the page's own: greedy, unless they say otherwise."""
         self.open(http)
         preset = [{"name": "of the test", "system": "", "settings": DEFAULTS | settings}]
@@ -154,9 +159,10 @@ class Browser:
         self.wait(lambda: self.one(".composer .primary:not([hidden])"))
         assert self.one(".answer[data-phase=ended]"), self.text(".answer .note")
 
-    def stored(self) -> dict:
+    def stored(self) -> Stored:
         """The newest conversation that the browser keeps."""
-        return self.wait(lambda: self.module(READ))
+        stored: Stored = self.wait(lambda: self.module(READ))
+        return stored
 
     def modified_at(self) -> list[int]:
         """How many characters of the answer had come each time the daemon took a change of its settings."""
@@ -164,18 +170,19 @@ class Browser:
         taken = [i for i, message in enumerate(wire) if message.get("operation") == "modify"]
         return [sum(len(message["token"]) for message in wire[:i] if message["type"] == "token") for i in taken]
 
-    def answers(self) -> list[dict]:
+    def answers(self) -> list[Stored]:
         """Its answers, in the order of their making, once they all have ended."""
 
-        def ended() -> list[dict]:
+        def ended() -> list[Stored]:
             stored = self.stored()
             turns = [stored["turns"][each] for each in stored["order"]]
             answers = [turn for turn in turns if turn["role"] == "assistant"]
             return answers if all("end" in answer for answer in answers) else []
 
-        return self.wait(ended)
+        answers: list[Stored] = self.wait(ended)
+        return answers
 
-    def imports(self, directory: Path, text: str, **answer) -> None:
+    def imports(self, directory: Path, text: str, **answer: Any) -> None:
         """Bring in a conversation with this answer, and open it."""
         question = {"id": "q", "parent": "", "role": "user", "text": "Why?"}
         turns = {"q": question, "a": {"id": "a", "parent": "q", "role": "assistant", "text": text, **answer}}
@@ -208,15 +215,17 @@ class Browser:
             Path(folder).mkdir(exist_ok=True)
             self.driver.save_screenshot(str(Path(folder) / f"{name}.png"))
 
-    def violations(self) -> list:
+    def violations(self) -> list[Any]:
         """What axe-core finds."""
         self.js(AXE)
         run = "axe.run().then((found) => arguments[0](found.violations.map((v) => [v.id, v.nodes[0].html])))"
-        return self.driver.execute_async_script(run)
+        violations: list[Any] = self.driver.execute_async_script(run)
+        return violations
 
     def complaints(self) -> list[str]:
         """What the console says of errors, the policy's among them, since the last call."""
-        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+        log = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
+        return [entry["message"] for entry in log if entry["level"] == "SEVERE"]
 
 
 class CuttingProxy:
@@ -233,7 +242,7 @@ class CuttingProxy:
     def __enter__(self) -> CuttingProxy:
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._listener.close()
         self.cut()
 

@@ -24,7 +24,10 @@ with_voice = pytest.mark.skipif(importlib.util.find_spec("hibari") is None, reas
 
 def open_chat(daemon: Daemon, **options: Any) -> ClientConnection:
     # An unread message must not keep the goodbye's answer from being read.
-    return connect(f"ws://{daemon.http}/ws/chat", max_size=None, max_queue=None, ping_interval=None, **options)
+    client: ClientConnection = connect(
+        f"ws://{daemon.http}/ws/chat", max_size=None, max_queue=None, ping_interval=None, **options
+    )
+    return client
 
 
 def rest(client: ClientConnection) -> tuple[list[Message], int]:
@@ -49,7 +52,8 @@ def failure(daemon: Daemon, **body: Any) -> str:
     assert code == 1008
     assert [list(message) for message in messages] == [["type", "error"]]
     assert messages[0]["type"] == "error"
-    return messages[0]["error"]
+    words: str = messages[0]["error"]
+    return words
 
 
 def samples_of(audio_data: str) -> np.ndarray:

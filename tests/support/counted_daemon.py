@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
+from unittest import mock
 
 from clock import Clock
 from frames import uds_frame
@@ -26,7 +27,7 @@ from umaserve.daemon import server
 from umaserve.net.loop import Loop
 from umaserve.remote.channel import Channel
 from umaserve.remote.client import RemoteEngine
-from umaserve.remote.process import THREADS
+from umaserve.remote.process import THREADS, End
 from umaserve.sessions.engine_api import Allowance, Outcome, Tick, TickResult
 from umaserve.settings.daemon import Config
 from umaserve.settings.models import Catalogue, ModelSpec
@@ -108,6 +109,12 @@ class Handle:
             threading.Thread(target=served.serve, args=(Channel(self.ends[-1]),), daemon=True).start()
         return RemoteEngine(channels, config, None, allowance, progress)
 
+    def kill(self) -> None:
+        raise AssertionError("it returns from all calls")
+
+    def end(self) -> End:
+        raise AssertionError("it ends with this process")
+
     def close(self) -> None:
         """It ends with this process."""
 
@@ -147,14 +154,14 @@ class CountedDaemon:
         config = Config(socket=path, memory_reserve=0, threads=1)
         count_threads({"compute": self._compute_calls})
         # The loop's threads and timers are made with its clock.
-        server.Loop = functools.partial(Loop, self._clock)
-        self._server = server.Server(Catalogue(ModelSpec("stand-in", config)), lambda _spec: self._handle)
+        with mock.patch.object(server, "Loop", functools.partial(Loop, self._clock)):
+            self._server = server.Server(Catalogue(ModelSpec("stand-in", config)), lambda _spec: self._handle)
         threading.setprofile(None)
 
     def run(self) -> None:
         """As ``Server.run``, but for the turns of the loop."""
-        self._server._loop.run = self._turns
-        self._server.run()
+        with mock.patch.object(self._server._loop, "run", self._turns):
+            self._server.run()
 
     def _turn(self) -> None:
         self._clock.now += TICK_S

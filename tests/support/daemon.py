@@ -11,14 +11,18 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from frames import uds_frame
 
 READY_S = 120
 ANSWER_S = 120
+
+Event = dict[str, Any]
+"""An object of the protocol, in either direction."""
 
 FAR_FROM_A_TIE = "1, 2, 3, 4, 5,"
 """The greedy answer is the same whatever its neighbours, and wherever its cells lie: llama.cpp rounds otherwise by the
@@ -43,8 +47,8 @@ class Daemon:
         wait: bool = True,
         program: tuple[str, ...] = ("-m", "umaserve"),
         python: str = sys.executable,
-        **popen,
-    ):
+        **popen: Any,
+    ) -> None:
         self.path = str(directory / "uma.sock")
         self._log_path = directory / "log"
         variables = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
@@ -71,7 +75,8 @@ class Daemon:
     @property
     def http(self) -> str:
         """HOST:PORT of a daemon that was started with ``--http HOST:0``."""
-        return re.findall(r"listening at=(\S+) protocol=http", self.logs)[-1]
+        addresses: list[str] = re.findall(r"listening at=(\S+) protocol=http", self.logs)
+        return addresses[-1]
 
     def wait_for_socket(self) -> None:
         deadline = time.monotonic() + READY_S
@@ -89,7 +94,7 @@ class Daemon:
         self.wait_for_socket()
         self.wait_for(lambda values: values["state"] == "ready")
 
-    def wait_for(self, condition, seconds: float = READY_S) -> dict:
+    def wait_for(self, condition: Callable[[Event], bool], seconds: float = READY_S) -> Event:
         """Metrics for which ``condition`` holds; fails if that never comes."""
         deadline = time.monotonic() + seconds
         while True:
@@ -99,25 +104,27 @@ class Daemon:
             assert time.monotonic() < deadline, f"never so: {values}\n{self.logs}"
             time.sleep(0.01)
 
-    def wait_until_quiet(self) -> dict:
+    def wait_until_quiet(self) -> Event:
         """Metrics when nothing runs and no KV is in use but what is kept for later prompts."""
         return self.wait_for(lambda v: v["active_sessions"] == v["waiting_sessions"] == v["kv_cells_used"] == 0)
 
     def connect(self) -> Wire:
         return Wire(self.path)
 
-    def metrics(self) -> dict:
+    def metrics(self) -> Event:
         with self.connect() as wire:
             wire.send({"type": "metrics"})
-            return wire.receive()
+            metrics = wire.receive()
+        assert metrics is not None, self.logs
+        return metrics
 
-    def ask(self, prompt: str = "Once upon a time", **fields) -> list[dict]:
+    def ask(self, prompt: str = "Once upon a time", **fields: Any) -> list[Event]:
         """All events of one request."""
         with self.connect() as wire:
             wire.send({"id": "t", "prompt": prompt, **fields})
             return wire.receive_all()
 
-    def text(self, prompt: str = "Once upon a time", **fields) -> str:
+    def text(self, prompt: str = "Once upon a time", **fields: Any) -> str:
         return "".join(event["text"] for event in self.ask(prompt, **fields)[:-1])
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
@@ -137,7 +144,7 @@ def serving(directories: pytest.TempPathFactory, *flags: str) -> Iterator[Daemon
 class Wire:
     """One connection, frame by frame (contract: uds-framed-json, Transport & Framing)."""
 
-    def __init__(self, path: str):
+    def __init__(self, path: str) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(ANSWER_S)
         try:
@@ -149,30 +156,33 @@ class Wire:
     def __enter__(self) -> Wire:
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         self.sock.close()
 
-    def send(self, value: dict) -> None:
+    def send(self, value: Event) -> None:
         self.sock.sendall(uds_frame(value))
 
-    def receive(self) -> dict | None:
+    def receive(self) -> Event | None:
         """The next event; ``None`` at the end of the stream."""
         header = self._exactly(4)
         if header is None:
             return None
-        return json.loads(self._exactly(struct.unpack("<I", header)[0]))
+        payload = self._exactly(struct.unpack("<I", header)[0])
+        assert payload is not None, "the stream ended behind a length"
+        event: Event = json.loads(payload)
+        return event
 
-    def receive_until(self, *events: str) -> dict:
+    def receive_until(self, *events: str) -> Event:
         """The next event of one of these kinds; what comes before it is dropped."""
         while (event := self.receive()) is not None:
             if event["event"] in events:
                 return event
         raise AssertionError(f"the stream ended before any of {events}")
 
-    def receive_all(self) -> list[dict]:
+    def receive_all(self) -> list[Event]:
         events = []
         while (event := self.receive()) is not None:
             events.append(event)

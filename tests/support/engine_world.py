@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from standin import SteppedWorker
 
@@ -18,7 +19,14 @@ from umaserve.sessions.targets import Targets
 from umaserve.settings.daemon import Config
 
 CALLER = Caller("uds", "uid:1000")
-SETTINGS = {"n_ctx": 2048, "parallel": 4, "threads": 1, "weights": "as-is", "n_batch": 256, "n_ubatch": 256}
+SETTINGS: dict[str, Any] = {
+    "n_ctx": 2048,
+    "parallel": 4,
+    "threads": 1,
+    "weights": "as-is",
+    "n_batch": 256,
+    "n_ubatch": 256,
+}
 GREEDY = Sampling(temperature=0.0)
 
 Prompt = str | Sequence[int] | tuple[ChatTurn, ...]
@@ -42,7 +50,7 @@ class Answer:
 
 
 class EngineWorld:
-    def __init__(self, model: str, chat_template: str | None = None, **settings: object) -> None:
+    def __init__(self, model: str, chat_template: str | None = None, **settings: Any) -> None:
         config = Config(model=model, **(SETTINGS | settings))
         self.engine = load(config, lambda _fraction: True, chat_template)
         self._compute, self._preparing = SteppedWorker(), SteppedWorker()
@@ -62,7 +70,7 @@ class EngineWorld:
     def close(self) -> None:
         self.engine.close()
 
-    def ask(self, prompt: Prompt, max_tokens: int = 12, **fields: object) -> Answer:
+    def ask(self, prompt: Prompt, max_tokens: int = 12, **fields: Any) -> Answer:
         """Start a request for a greedy answer."""
         answer = Answer()
 
@@ -77,8 +85,7 @@ class EngineWorld:
 
         session = self._sessions.open(receive, CALLER)
         self._asked += 1
-        given = prompt if isinstance(prompt, str) or isinstance(prompt[0], ChatTurn) else TokenIds(prompt)
-        request = Generate(f"r{self._asked}", given, max_tokens, **{"sampling": GREEDY, **fields})
+        request = Generate(f"r{self._asked}", _given(prompt), max_tokens, **{"sampling": GREEDY, **fields})
         self._sessions.request(session, request, time.monotonic())
         return answer
 
@@ -96,8 +103,15 @@ class EngineWorld:
                 return
         raise AssertionError("it never came to an end")
 
-    def answer(self, prompt: Prompt, max_tokens: int = 12, **fields: object) -> Answer:
+    def answer(self, prompt: Prompt, max_tokens: int = 12, **fields: Any) -> Answer:
         """Ask alone, and wait for the end."""
         answer = self.ask(prompt, max_tokens, **fields)
         self.finish()
         return answer
+
+
+def _given(prompt: Prompt) -> str | tuple[ChatTurn, ...] | TokenIds:
+    if isinstance(prompt, str):
+        return prompt
+    turns = tuple(one for one in prompt if isinstance(one, ChatTurn))
+    return turns or TokenIds(tuple(one for one in prompt if not isinstance(one, ChatTurn)))

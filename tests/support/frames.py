@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import struct
+from typing import Any
 
 ZEROS = bytes(4)
 
 
-def uds_frame(value: dict | bytes) -> bytes:
+def uds_frame(value: dict[str, Any] | bytes) -> bytes:
     """A payload behind its length (contract: uds-framed-json, Transport & Framing); a dict goes as JSON."""
     payload = value if isinstance(value, bytes) else json.dumps(value).encode()
     return len(payload).to_bytes(4, "little") + payload

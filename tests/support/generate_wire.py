@@ -12,6 +12,8 @@ from daemon import ANSWER_S, Daemon
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+Message = dict[str, Any]
+
 COUNTING = "1, 2, 3,"
 """Goes on as anybody would, the next token far likelier than any other: what shares its batch never shows."""
 
@@ -19,7 +21,7 @@ COUNTING = "1, 2, 3,"
 class Conversation:
     """One connection to ``/generate``."""
 
-    def __init__(self, daemon: Daemon, **options):
+    def __init__(self, daemon: Daemon, **options: Any) -> None:
         # An unread message must not keep the goodbye's answer from being read.
         kept: dict[str, Any] = {"ping_interval": None, "max_size": None, "max_queue": None}
         self._connecting = connect(f"ws://{daemon.http}/generate", **kept | options)
@@ -28,25 +30,26 @@ class Conversation:
         self._ws = self._connecting.__enter__()
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: Any) -> None:
         self._connecting.__exit__(*exception)
 
-    def send(self, kind: str, **fields) -> None:
+    def send(self, kind: str, **fields: Any) -> None:
         self._ws.send(json.dumps({"type": kind, **fields}))
 
     def send_raw(self, text: str) -> None:
         self._ws.send(text)
 
-    def config(self, prompt: str | list = COUNTING, options: dict | None = None, **parameters) -> None:
+    def config(self, prompt: str | list[Message] = COUNTING, options: Message | None = None, **parameters: Any) -> None:
         self.send("config", prompt=prompt, parameters=parameters, options=options or {})
 
-    def control(self, action: str, **fields) -> None:
+    def control(self, action: str, **fields: Any) -> None:
         self.send("control", action=action, **fields)
 
-    def receive(self) -> dict:
-        return json.loads(self._ws.recv(ANSWER_S))
+    def receive(self) -> Message:
+        message: Message = json.loads(self._ws.recv(ANSWER_S))
+        return message
 
-    def until(self, *types: str) -> list[dict]:
+    def until(self, *types: str) -> list[Message]:
         """The messages up to the next of these types, or of an operation's status: it is the last."""
         messages = []
         while True:
@@ -54,7 +57,7 @@ class Conversation:
             if messages[-1]["type"] in types or messages[-1].get("operation") in types:
                 return messages
 
-    def tokens(self, n: int) -> list[dict]:
+    def tokens(self, n: int) -> list[Message]:
         """The next ``n`` messages, each of them a token."""
         messages = [self.receive() for _ in range(n)]
         assert all(message["type"] == "token" for message in messages), messages
@@ -68,7 +71,7 @@ class Conversation:
         """Close as a browser does when it leaves the page."""
         self._ws.close(1001)
 
-    def rest(self) -> tuple[list[dict], int]:
+    def rest(self) -> tuple[list[Message], int]:
         """The messages up to the server's goodbye, and its close code."""
         messages = []
         with contextlib.suppress(ConnectionClosed):
@@ -85,5 +88,5 @@ class Conversation:
         return closed.value.rcvd.code
 
 
-def text_of(messages: list[dict]) -> str:
+def text_of(messages: list[Message]) -> str:
     return "".join(message["token"] for message in messages if message["type"] == "token")

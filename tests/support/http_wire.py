@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 ANSWER_S = 120
 
@@ -51,6 +51,7 @@ class Response(NamedTuple):
     @property
     def error(self) -> dict[str, Any]:
         """OpenAI's error object, or llama-server's."""
+        error: dict[str, Any]
         (error,) = self.json.values()
         assert list(error) in (["message", "type", "param", "code"], ["code", "message", "type"])
         return error
@@ -69,10 +70,10 @@ class Http:
         self.sock.connect(address if family == socket.AF_UNIX else (host, int(port)))
         self.file = self.sock.makefile("rb")
 
-    def __enter__(self) -> Http:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ from umaserve.access.gate import Gate, Names
 from umaserve.daemon.http.site import DaemonSite
 from umaserve.http.connection import Client, HttpConnection
 from umaserve.net.channel import Channel
-from umaserve.scheduler.questions import Question
 from umaserve.settings.daemon import Config
 from umaserve.wire.websocket import WebSocketCodec
 
@@ -43,14 +42,6 @@ class HttpWorld(DaemonWorld):
 
     def __init__(self, peer: str = "ip:127.0.0.1", voice: StandInVoice | None = None, config: Config = CONFIG) -> None:
         super().__init__(config, voice=voice)
-        self.asked: list[Question] = []
-        ask = self.questions.ask
-
-        def note(question: Question) -> None:
-            ask(question)
-            self.asked.append(question)
-
-        self.questions.ask = note
         self.lost: list[Client] = []
         self.site = DaemonSite(self.services, Gate(Names("", (), (), (PAGE,)), None))
         self.client, self.connection = self.join(peer)

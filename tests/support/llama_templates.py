@@ -84,7 +84,7 @@ def _wait(process: subprocess.Popen[bytes], client: httpx.Client) -> None:
             if client.get("/health").status_code == 200:
                 return
         time.sleep(0.02)
-    raise AssertionError(f"llama-server doesn't start: {process.args}")
+    raise AssertionError(f"llama-server doesn't start: {process.args!r}")
 
 
 def _prompt(client: httpx.Client, body: dict[str, Any]) -> str:

@@ -90,6 +90,7 @@ def film(
     file = io.BytesIO()
     with av.open(file, "w", format=kind) as container:
         stream = container.add_stream(codec, rate=fps, options=options)
+        assert isinstance(stream, av.VideoStream)
         stream.width, stream.height = size
         stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
         if matrix is not None:
@@ -98,7 +99,7 @@ def film(
         track = container.add_stream(sound_codec, rate=rate, layout="mono") if sound is not None else None
         for number, colour in enumerate(colours):
             picture = colour if isinstance(colour, Image.Image) else Image.new("RGB", size, colour)
-            frame = av.VideoFrame.from_image(picture)
+            frame: av.VideoFrame = av.VideoFrame.from_image(picture)  # type: ignore[no-untyped-call]
             frame.pts, frame.time_base = number + round(start_s * fps), Fraction(1, fps)
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))

@@ -11,7 +11,10 @@ import jsonschema
 
 from umaserve.daemon.http.pages import openapi
 
-DOCUMENT = json.loads(openapi())
+Schema = dict[str, Any]
+"""A schema, or what else of the document has some."""
+
+DOCUMENT: Schema = json.loads(openapi())
 OPERATIONS = [(path, method, op) for path, item in DOCUMENT["paths"].items() for method, op in item.items()]
 BODIES = {path: op for path, method, op in OPERATIONS if method == "post" and "requestBody" in op}
 """Those that read their body; the others refuse whatever comes."""
@@ -30,12 +33,12 @@ EXAMPLES = [
 ]
 
 
-def resolved(value: dict) -> dict:
+def resolved(value: Schema) -> Schema:
     """``value``, or what its reference names, which null may stand for."""
     if "$ref" not in value:
         ways = [way for way in value.get("oneOf", ()) if way != {"type": "null"}]
         return resolved(ways[0]) if len(ways) == 1 else value
-    found = DOCUMENT
+    found: Schema = DOCUMENT
     for part in value["$ref"].removeprefix("#/").split("/"):
         found = found[part]
     return found
@@ -56,16 +59,16 @@ def closed(value: Any) -> Any:
 CLOSED = closed(DOCUMENT["components"])
 
 
-def check_answer(instance: Any, schema: dict) -> None:
+def check_answer(instance: Any, schema: Schema) -> None:
     jsonschema.Draft202012Validator({**closed(schema), "components": CLOSED}).validate(instance)
 
 
-def check_request(instance: Any, schema: dict) -> None:
+def check_request(instance: Any, schema: Schema) -> None:
     root = {**schema, "unevaluatedProperties": False, "components": DOCUMENT["components"]}
     jsonschema.Draft202012Validator(root).validate(instance)
 
 
-def check_response(response: httpx.Response, operation: dict) -> None:
+def check_response(response: httpx.Response, operation: Schema) -> None:
     """The status, the type of content and the content are among those that ``operation`` lists."""
     answers, status = operation["responses"], str(response.status_code)
     described = resolved(answers.get(status) or answers[f"{status[0]}XX"])
@@ -89,11 +92,12 @@ def check_response(response: httpx.Response, operation: dict) -> None:
         check_answer(json.loads(event), content["x-event"])
 
 
-def request_schema(operation: dict) -> dict:
-    return operation["requestBody"]["content"]["application/json"]["schema"]
+def request_schema(operation: Schema) -> Schema:
+    schema: Schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    return schema
 
 
-def fields(schema: dict, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict]]:
+def fields(schema: Schema, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Schema]]:
     """Every field of a request, with those of the objects in it."""
     schema = resolved(schema)
     for part in schema.get("allOf", ()):

@@ -9,11 +9,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 READY_S = 120
 
 
-def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     variables = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
     variables |= {"UMA_WEIGHTS": "as-is", "UMA_HTTP": ""}
     command = [sys.executable, "-m", "umaserve", *arguments]
@@ -39,6 +40,7 @@ class Program:
 
     def wait_for_line(self, pattern: str) -> str:
         deadline = time.monotonic() + READY_S
+        found: list[str]
         while not (found := re.findall(pattern, self.logs)):
             assert self.process.poll() is None, self.logs
             assert time.monotonic() < deadline, f"{pattern} never came:\n{self.logs}"

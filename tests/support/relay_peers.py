@@ -35,11 +35,22 @@ def wait_until(condition: Callable[[], Any]) -> Any:
     return found
 
 
+class Records(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self, records: list[logging.LogRecord]) -> None:
+        super().__init__()
+        self._records = records
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._records.append(record)
+
+
 class Relay:
     """One relay at a free port, ended with all its peers by ``end``; ``records`` is its log."""
 
     def __init__(self, **settings: Any) -> None:
-        defaults = {
+        defaults: dict[str, Any] = {
             "listen": "127.0.0.1:0",
             "worker_secret": SECRET,
             "admin_token": TOKEN,
@@ -49,8 +60,7 @@ class Relay:
         self._server: RelayServer | None = None
         self._status: int | None = None
         self._peers = ExitStack()
-        self._log = logging.Handler()
-        self._log.emit = self.records.append  # type: ignore[method-assign]
+        self._log = Records(self.records)
         logger = logging.getLogger("umaserve")
         logger.setLevel(logging.INFO)
         logger.addHandler(self._log)
@@ -141,7 +151,8 @@ class Relay:
             return client.ask(method, f"/admin{path}", body, {"Authorization": f"Bearer {token}"})
 
     def workers(self) -> list[dict[str, Any]]:
-        return self.admin("GET", "/workers").json["workers"]
+        workers: list[dict[str, Any]] = self.admin("GET", "/workers").json["workers"]
+        return workers
 
     def stat(self, name: str) -> Any:
         return self.admin("GET", "/stats").json[f"relay_{name}"]
@@ -229,11 +240,11 @@ class Worker(Socket):
 
     @property
     def id(self) -> str:
-        return self.ack["worker_id"]
+        return str(self.ack["worker_id"])
 
     def request(self) -> dict[str, Any]:
         """The next message, which is a request."""
-        message = self.receive()
+        message: dict[str, Any] = self.receive()
         assert message["type"] == "request", message
         return message
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from umaserve.core.events import ListedModel, ModelInfo, ModelState
 from umaserve.daemon.http.pages import own_pages
@@ -69,7 +69,7 @@ _LOADING = _Loading(
 
 def dialects(**settings: Any) -> list[HttpDialect]:
     services = SimpleNamespace(config=Config(**settings), models=_LOADING, leaving=lambda: False, stuck=dict)
-    return [*DIALECTS, own_pages(services)]
+    return [*DIALECTS, own_pages(cast("Services", services))]
 
 
 def routes(**settings: Any) -> dict[str, Route]:
@@ -91,4 +91,4 @@ def facts(**settings: Any) -> Facts:
         detached=SimpleNamespace(enabled=False),
         kept_responses=KeptResponses(lambda: 0.0),
     )
-    return Services.facts(about, Caller("any", "ip:127.0.0.1"))
+    return Services.facts(cast("Services", about), Caller("any", "ip:127.0.0.1"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from clock import Clock
 from remote_engine import remote_engine
@@ -105,7 +106,7 @@ class SchedulerWorld:
         shared_prefixes: bool = False,
         draft_tokens: bool = True,
         remote: bool = False,
-        **capacity: int,
+        **capacity: Any,
     ) -> None:
         """``remote``: whether all that the engine is asked crosses a socket."""
         self.clock = Clock()
@@ -142,9 +143,7 @@ class SchedulerWorld:
         self.sessions.start_over()
         self._start()
 
-    def arrive(
-        self, prompt: str | tuple[ChatTurn, ...] | TokenIds, caller: Caller = ORIGIN, **fields: object
-    ) -> Client:
+    def arrive(self, prompt: str | tuple[ChatTurn, ...] | TokenIds, caller: Caller = ORIGIN, **fields: Any) -> Client:
         request = Generate(f"r{len(self.clients)}", prompt, **fields)
         client = Client(request, self.engine.capacity.sequence_tokens)
         client.session = self.sessions.open(client.receive, caller)
@@ -161,7 +160,7 @@ class SchedulerWorld:
     def resume(self, client: Client) -> None:
         self.sessions.steer(client.session, Resume())
 
-    def modify(self, client: Client, **fields: object) -> Modify:
+    def modify(self, client: Client, **fields: Any) -> Modify:
         command = Modify(dataclasses.replace(client.request, **fields))
         self.sessions.steer(client.session, command)
         return command
@@ -202,6 +201,7 @@ class SchedulerWorld:
         assert self.scheduler.snapshot()["kv_cells_used"] == 0
         assert not self.sessions.undelivered
         kept = self.scheduler.snapshot()["kv_cells_cached"]
+        assert isinstance(kept, int)
         assert sum(map(len, self.engine.memory.sequences)) == kept <= self.engine.capacity.cached_cells
         # Work for all slots at once, and then for all cells, fits again.
         capacity = self.engine.capacity

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from clock import Clock
 from scheduler_world import ORIGIN, Client
@@ -27,8 +28,15 @@ class TimedEngine(StandInEngine):
 
     def __init__(self, clock: Clock, cost: Cost, *, prompts_apart: bool, parts: int = 0) -> None:
         """``cost``: the same for every row, since an engine does not see which of them belong to prompts."""
-        sizes = {"slots": 4, "cells": 3_000, "batch_tokens": 128, "sequence_tokens": 600, "cached_cells": 50}
-        super().__init__(**sizes, sequences=parts, parts=parts)
+        super().__init__(
+            slots=4,
+            cells=3_000,
+            batch_tokens=128,
+            sequence_tokens=600,
+            cached_cells=50,
+            sequences=parts,
+            parts=parts,
+        )
         assert cost.decode_row_s == cost.prefill_row_s
         self.capacity = dataclasses.replace(self.capacity, prompts_apart=prompts_apart)
         self.seconds: list[float] = []
@@ -77,7 +85,7 @@ class Model:
             neighbours=neighbours,
         )
 
-    def arrive(self, prompt: str, **fields: object) -> Client:
+    def arrive(self, prompt: str, **fields: Any) -> Client:
         client = Client(Generate(f"r{len(self.clients)}", prompt, **fields), self.engine.capacity.sequence_tokens)
         client.session = self._sessions.open(client.receive, ORIGIN)
         self._sessions.request(client.session, client.request, self._clock.now)

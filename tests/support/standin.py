@@ -23,6 +23,7 @@ from umaserve.core.queries import (
     Detokenized,
     Embed,
     Embedded,
+    Pair,
     Prompted,
     Query,
     Tokenize,
@@ -291,7 +292,8 @@ class StandInEngine:
         wanted: Callable[[], bool] = lambda: True,
         generated: Sequence[int] = (),
     ) -> Prepared:
-        tokens, spans = _tokens(request), ()
+        tokens = _tokens(request)
+        spans: tuple[Span, ...] = ()
         if isinstance(request.prompt, tuple) and any(turn.attachments for turn in request.prompt):
             tokens, spans = self._with_media(request.prompt, tenant)
         max_tokens = self._max_tokens(request, tokens)
@@ -301,7 +303,7 @@ class StandInEngine:
         return Prepared(tokens, max_tokens, sampler, request.logprobs, adapters, spans, first=first)
 
     def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
-        return dataclasses.replace(first, sampler=StandInSampler(first.tokens, first.adapters))
+        return dataclasses.replace(first, sampler=StandInSampler(tuple(first.tokens), first.adapters))
 
     def _with_media(self, turns: Sequence[ChatTurn], tenant: str) -> tuple[tuple[int, ...], tuple[Span, ...]]:
         tokens: list[int] = []
@@ -310,6 +312,7 @@ class StandInEngine:
             at = 0
             for attachment in turn.attachments:
                 data, start = attachment.media.data, len(tokens) + attachment.at - at
+                assert isinstance(data, str)
                 tokens += turn.content[at : attachment.at].encode()
                 tokens += media_ids(zlib.crc32(data.encode()), len(data))
                 chunk = self.chunks.setdefault((tenant, data), StandInChunk(data))
@@ -382,12 +385,14 @@ class StandInEngine:
     def answer(self, query: Query) -> Tokenized | Detokenized | Prompted | Counted:
         match query:
             case Tokenize(text):
+                assert isinstance(text, str)
                 return Tokenized(list(text.encode()), [PIECES[token] for token in text.encode()])
             case Detokenize(ids):
                 if not all(0 <= token < len(PIECES) for token in ids):
                     raise RequestError(Fault.BAD_REQUEST, "tokens", "out of range")
                 return Detokenized(bytes(ids).decode(errors="replace"))
             case ApplyTemplate(request):
+                assert isinstance(request.prompt, tuple)
                 return Prompted("".join(f"<{turn.role}>{turn.content}" for turn in request.prompt))
             case CountPrompt(request):
                 return Counted(len(_tokens(request)))
@@ -396,7 +401,7 @@ class StandInEngine:
 
     def embed(self, query: Embed, pause: YieldPoint) -> Embedded:
         pause()
-        texts = [bytes(one.ids) if isinstance(one, TokenIds) else one.encode() for one in query.inputs]
+        texts = [_bytes(one) for one in query.inputs]
         if b"raise" in texts:
             raise EngineFailure("told to")
         if b"refuse" in texts:
@@ -528,6 +533,11 @@ def _tokens(request: Generate) -> tuple[int, ...]:
     if prompt == "refuse":
         raise RequestError(Fault.CONTEXT_EXCEEDED, "prompt", "too long")
     return tuple(prompt.encode())
+
+
+def _bytes(one: str | TokenIds | MixedText | Pair) -> bytes:
+    assert isinstance(one, str | TokenIds)
+    return bytes(one.ids) if isinstance(one, TokenIds) else one.encode()
 
 
 def _logprobs(run: Run, token: int) -> Logprobs:

@@ -420,11 +420,11 @@ class _InitParams(ctypes.Structure):
     _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
 
 
-@llama_cpp.llama_log_callback
-def _no_log(_level: int, _text: bytes, _user_data: object) -> None:
-    """The model logs what it finds when it is loaded."""
+def _ignore(_level: int, _text: bytes, _user_data: object) -> None:
+    """Drop what the model logs of what it finds when it is loaded."""
 
 
+_no_log = llama_cpp.llama_log_callback(_ignore)
 _name_of = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(("ggml_get_name", libggml))
 _open = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p, _InitParams)(("gguf_init_from_file", libggml))
 _close = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("gguf_free", libggml))
@@ -435,7 +435,6 @@ def _tensors(path: Path, architecture: str) -> list[tuple[str, tuple[int, ...]]]
     found: dict[str, tuple[int, ...]] = {}
     unusual = tuple(name for name in _UNUSUAL if name != _USUAL.get(architecture))
 
-    @llama_cpp.llama_model_set_tensor_data_t
     def note(tensor: int, _user_data: object) -> None:
         dims = list(_Tensor.from_address(tensor).ne)
         while len(dims) > 1 and dims[-1] == 1:
@@ -446,7 +445,9 @@ def _tensors(path: Path, architecture: str) -> list[tuple[str, tuple[int, ...]]]
 
     llama_cpp.llama_log_set(_no_log, ctypes.c_void_p())
     metadata = _open(str(path).encode(), _InitParams(True, None))
-    model = llama_cpp.llama_model_init_from_user(metadata, note, None, llama_cpp.llama_model_default_params())
+    model = llama_cpp.llama_model_init_from_user(
+        metadata, llama_cpp.llama_model_set_tensor_data_t(note), None, llama_cpp.llama_model_default_params()
+    )
     _close(metadata)
     if not model:
         raise RuntimeError(f"llama.cpp makes no model of the keys in {path}")

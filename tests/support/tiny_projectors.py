@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from standin_projectors import (
     TINY,
@@ -47,7 +48,7 @@ class Kind:
 def pair(folder: Path, name: str) -> tuple[str, str]:
     """Write the text model and the projector of this kind; returns their paths."""
     kind = KINDS[name]
-    keys = {"context_length": 2048} | kind.keys
+    keys: dict[str, Any] = {"context_length": 2048, **kind.keys}
     model = tiny_model(folder / f"{name}.gguf", kind.architecture, tokens=kind.tokens, **keys)
     width = keys.get("embedding_length", WIDTH)
     assert isinstance(width, int)

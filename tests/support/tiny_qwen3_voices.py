@@ -212,8 +212,8 @@ class _Writer(Weights):
             self.add(f"{block_name}.conv.weight", width, width // 2, 2 * rate)
             width //= 2
             self.tensor(f"{block_name}.conv.bias", np.zeros(width, np.float32))
-            for part in range(3):
-                residual = f"{block_name}.res.{part}"
+            for number in range(3):
+                residual = f"{block_name}.res.{number}"
                 self._snake(f"{residual}.act1", width)
                 self.conv(f"{residual}.conv1", width, width, 7)
                 self._snake(f"{residual}.act2", width)

@@ -177,4 +177,6 @@ def no_pause() -> None:
 
 
 def tone(seconds: float, pitch: float = 200.0) -> Samples:
-    return (np.sin(np.arange(round(seconds * SAMPLE_RATE)) * (2 * np.pi * pitch / SAMPLE_RATE)) / 2).astype(np.float32)
+    angles = np.arange(round(seconds * SAMPLE_RATE)) * (2 * np.pi * pitch / SAMPLE_RATE)
+    samples: Samples = (np.sin(angles) / 2).astype(np.float32)
+    return samples

@@ -30,7 +30,8 @@ class Weights:
         self.tensor(f"{name}.bias", np.zeros(outputs, np.float32))
 
     def add(self, name: str, *shape: int, half: bool = False) -> None:
-        self.tensor(name, self.random(*shape).astype(np.float16 if half else np.float32))
+        values = self.random(*shape)
+        self.tensor(name, values.astype(np.float16) if half else values)
 
     def random(self, *shape: int) -> Array:
         """Numbers small enough that what goes in comes out about as large."""

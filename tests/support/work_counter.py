@@ -104,7 +104,7 @@ class TappedSocket(socket.socket):
         return data
 
 
-def frame_sizes(streams: Iterable[bytes]) -> list[int]:
+def frame_sizes(streams: Iterable[bytearray]) -> list[int]:
     """The sizes of the frames between the daemon and the engine's process, each with its header."""
     sizes = []
     for stream in streams:

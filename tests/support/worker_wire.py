@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import queue
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
@@ -39,20 +39,17 @@ class LoopThread:
 
     def call(self, do: Callable[[], T]) -> T:
         """What ``do`` returns between two callbacks of the loop; before it, what can be read by now is read."""
-        done: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+        done: Future[T] = Future()
 
         def run() -> None:
             try:
-                done.put((True, do()))
+                done.set_result(do())
             except Exception as error:
-                done.put((False, error))
+                done.set_exception(error)
 
         self.loop.call_soon(run)
         self.loop.wake()
-        fine, result = done.get(timeout=PATIENCE_S)
-        if not fine:
-            raise result
-        return result
+        return done.result(PATIENCE_S)
 
     def turn(self) -> None:
         for _ in range(4):

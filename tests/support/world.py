@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 from clock import Clock
 from hooked_loop import HookedLoop
@@ -20,6 +21,11 @@ from umaserve.sessions.manager import SessionManager
 from umaserve.settings.daemon import Config
 from umaserve.stages.recordings import Recordings
 from umaserve.stages.spoken import Speech
+
+if TYPE_CHECKING:
+    from umaserve.models.model_sessions import ModelSessions
+    from umaserve.models.registry import Models
+    from umaserve.system.threads import JobThread
 
 
 def nothing() -> None:
@@ -83,6 +89,7 @@ class StandInModels:
 
     def ask(self, _name: str, question: Question, _caller: Caller) -> None:
         self._world.questions.ask(question)
+        self._world.asked.append(question)
 
 
 class DaemonWorld(World):
@@ -94,7 +101,9 @@ class DaemonWorld(World):
         self.compute, self.preparing, self.speaking = SteppedWorker(), SteppedWorker(), SteppedWorker()
         self.sessions = SessionManager(clock=self.clock)
         self.questions = Questions(self.engine, self.compute, self.preparing, self.preparing, config.max_queue)
-        self.speech = Speech(voice, nothing, self.speaking)
+        self.asked: list[Question] = []
+        self.speech = Speech(voice, nothing, cast("JobThread", self.speaking))
+        sessions = cast("ModelSessions", self.sessions)
         self.budget = InputBudget(self.loop, 2 * config.max_chat_bytes, config.max_frame_bytes)
         self.loaded = True
         self.recovers = self.leaving = False
@@ -105,15 +114,15 @@ class DaemonWorld(World):
         self.services = Services(
             config=config,
             loop=self.loop,
-            sessions=self.sessions,
+            sessions=sessions,
             detached=Detached(
                 self.loop,
-                self.sessions,
+                sessions,
                 config.resume_window,
                 config.resume_bytes,
                 leaves=bool(config.resume_file),
             ),
-            models=StandInModels(self),
+            models=cast("Models", StandInModels(self)),
             metrics=lambda: Metrics({}),
             started_at=0,
             prometheus=lambda: b"",

@@ -9,13 +9,15 @@ import mmap
 import os
 import select
 import sys
+from types import ModuleType
+from typing import Any
 
 _LINUX_FILES = ("/proc/", "/sys/")
 _LINUX_FUNCTIONS = ("prctl", "adjtimex", "malloc_trim")
 _SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_BYTES = 0, 1, 76
 
 
-def _absent(event: str, arguments: tuple) -> None:
+def _absent(event: str, arguments: tuple[Any, ...]) -> None:
     if event in ("open", "os.listdir", "os.scandir"):
         path = os.fsdecode(arguments[0]) if isinstance(arguments[0], str | bytes) else ""
         if path.startswith(_LINUX_FILES):
@@ -24,7 +26,7 @@ def _absent(event: str, arguments: tuple) -> None:
         raise AttributeError(f"undefined symbol: {arguments[1]}")
 
 
-def _without(module, *names: str) -> None:
+def _without(module: ModuleType, *names: str) -> None:
     for name in names:
         if hasattr(module, name):
             delattr(module, name)
@@ -61,5 +63,6 @@ def _fchmod(descriptor: int, mode: int) -> None:
     _linux_fchmod(descriptor, mode)
 
 
-socket.socket.getsockopt = _getsockopt
-os.fchmod = _fchmod
+_replaced: list[tuple[object, str, object]] = [(socket.socket, "getsockopt", _getsockopt), (os, "fchmod", _fchmod)]
+for _owner, _name, _other in _replaced:
+    setattr(_owner, _name, _other)
