@@ -17,7 +17,6 @@ the packages that it installs for them.
 
 from __future__ import annotations
 
-import ast
 import configparser
 import functools
 import itertools
@@ -43,6 +42,7 @@ EXTRAS = {
 NEEDS = {module: extra for extra, modules in EXTRAS.items() for module in modules.split()}
 # A test that has to do with a daemon starts one, which computes.
 NEEDS |= {"minilm": "minilm", "llama_cpp": "llama.cpp", "daemon": "llama.cpp"}
+_AT_THE_TOP = re.compile(r"^from ([\w.]+) import (\([^)]*\)|.*)|^import ([\w.]+)", re.MULTILINE)
 _LATER = re.compile(r"""^ +(?:from|import) (\w+)|importorskip\("(\w+)""", re.MULTILINE)
 _FOLDER = re.compile(r'Path\(sys\.prefix\) / "([\w.-]+)"')
 """In the virtual environment; the downloads there are called by their folder."""
@@ -95,12 +95,8 @@ def closure(paths: Iterable[Path]) -> Iterator[Source]:
 def read(path: Path) -> Source:
     text = path.read_text(encoding="utf-8")
     imports: set[str] = set()
-    for statement in ast.parse(text).body:
-        match statement:
-            case ast.Import(aliases):
-                imports.update(alias.name for alias in aliases)
-            case ast.ImportFrom(str(module), aliases):
-                imports.update((module, *(f"{module}.{alias.name}" for alias in aliases)))
+    for module, things, plain in _AT_THE_TOP.findall(text):
+        imports.update((module or plain, *(f"{module}.{thing}" for thing in re.findall(r"\w+", things))))
     # What umaserve imports later, it does without where it isn't installed.
     later = (match[1] or match[2] for match in _LATER.finditer(text) if "tests" in path.parts)
     return Source(frozenset(imports), frozenset(later), frozenset(_FOLDER.findall(text)))

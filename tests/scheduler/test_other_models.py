@@ -6,6 +6,7 @@ import math
 import random
 
 import pytest
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_world import Client
@@ -143,7 +144,7 @@ def test_where_no_prompts_are_under_way_one_that_waits_has_the_turn(models: list
 
 
 @pytest.mark.parametrize("prompts_apart", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(examples(4)))
 def test_whatever_arrives_every_stream_keeps_its_target(seed: int, prompts_apart: bool) -> None:
     dice = random.Random(seed)
     row_s = [dice.choice([0.0005, 0.001, 0.003]) for _ in range(2 + seed % 2)]
