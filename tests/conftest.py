@@ -13,7 +13,9 @@ import pytest
 
 # A busy machine is no fault of what is tested.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("untimed"), max_examples=10, derandomize=True)
+hypothesis.settings.register_profile(
+    "quick", hypothesis.settings.get_profile("untimed"), max_examples=10, derandomize=True
+)
 hypothesis.settings.load_profile("untimed")
 
 # Answers are compared with those of the default model's own file, and nothing goes to the user's folders.

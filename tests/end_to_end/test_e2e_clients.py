@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
 import socket
 import stat
 import struct
+import threading
 import time
-from pathlib import Path
 
 import pytest
-from daemon import Daemon, Wire
+from daemon import Daemon, Wire, stands_still
 from frames import uds_frame
 
 from umaserve.sessions.speculation import MAX_DRAFT_TOKENS
@@ -96,19 +97,23 @@ def test_a_flood_of_requests_is_answered_in_bounded_memory(daemon: Daemon):
     with daemon.connect() as wire:
         wire.send({"id": "r", "prompt": "Once", **LONG})
         wire.receive_until("token")
-        wire.sock.settimeout(1)
         flood = uds_frame({"id": "f", "prompt": "Twice"}) * 100
+        sender = threading.Thread(target=send_for_ever, args=[wire, flood])
+        sender.start()
         # The daemon stops reading from one who does not read.
-        with pytest.raises(TimeoutError):
-            send_for_ever(wire, flood)
+        daemon.wait_for(stands_still("rx_bytes_total"))
+        assert sender.is_alive()
         assert daemon.ask("Thrice", max_tokens=5, ignore_eos=True)[-1]["reason"] == "length"
         assert daemon.metrics()["rss_bytes"] - before < 8 * 2**20
+        wire.sock.shutdown(socket.SHUT_RDWR)
+        sender.join()
     daemon.wait_until_quiet()
 
 
 def send_for_ever(wire: Wire, data: bytes) -> None:
-    while True:
-        wire.sock.sendall(data)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        while True:
+            wire.sock.sendall(data)
 
 
 def test_more_sessions_than_the_limit(own_daemon):
@@ -128,15 +133,11 @@ def test_more_sessions_than_the_limit(own_daemon):
 def test_out_of_descriptors_accepting_pauses_and_comes_back(own_daemon):
     limit = OWN_DESCRIPTORS
     daemon = own_daemon(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)))
-    cpu = _cpu_seconds(daemon)
     wires = [daemon.connect() for _ in range(limit + 10)]
     started = time.monotonic()
     while "accepting pauses" not in daemon.logs:
         assert time.monotonic() - started < 30, daemon.logs
         time.sleep(0.05)
-    time.sleep(1)
-    # Not timed but told apart: a busy loop would take the whole second.
-    assert _cpu_seconds(daemon) - cpu < 0.7
     assert daemon.logs.count("accepting pauses") == 1
     # Who came in is served, though nothing can be opened for it.
     wires[0].send({"id": "first", "prompt": "Once", "max_tokens": 2})
@@ -144,13 +145,6 @@ def test_out_of_descriptors_accepting_pauses_and_comes_back(own_daemon):
     for wire in wires:
         wire.close()
     assert daemon.ask("Once", max_tokens=2)[-1]["event"] == "eos"
-
-
-def _cpu_seconds(daemon: Daemon) -> float:
-    pid = daemon.process.pid
-    engines = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    fields = [Path(f"/proc/{one}/stat").read_text().rsplit(")", 1)[1].split() for one in (pid, *engines)]
-    return sum(int(own[11]) + int(own[12]) for own in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_thousand_sessions_leave_nothing_behind(daemon: Daemon):

@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import re
-import select
 import shlex
 import shutil
 import signal
@@ -324,14 +323,6 @@ class Manager:
         while line not in self.socket.recv(4096).decode().splitlines():
             continue
 
-    def drain(self) -> int:
-        """Take what has come; how many datagrams it was."""
-        taken = 0
-        while select.select([self.socket], [], [], 0)[0]:
-            self.socket.recv(4096)
-            taken += 1
-        return taken
-
 
 def test_the_manager_hears_of_readiness_of_each_turn_and_of_the_end(own_daemon, tmp_path: Path):
     manager = Manager(tmp_path)
@@ -340,13 +331,6 @@ def test_the_manager_hears_of_readiness_of_each_turn_and_of_the_end(own_daemon, 
     assert daemon.metrics()["state"] == "ready"
     for _ in range(3):
         manager.wait_for("WATCHDOG=1")
-    # A loop that hangs feeds no watchdog: with the process stopped, nothing comes.
-    daemon.process.send_signal(signal.SIGSTOP)
-    time.sleep(0.3)
-    manager.drain()
-    time.sleep(0.5)
-    assert manager.drain() == 0
-    daemon.process.send_signal(signal.SIGCONT)
     daemon.process.send_signal(signal.SIGTERM)
     manager.wait_for("STOPPING=1")
     assert daemon.process.wait(30) == 0

@@ -8,11 +8,10 @@ import signal
 import socket
 import struct
 import threading
-from collections.abc import Callable
 from functools import partial
 
 import pytest
-from daemon import Daemon
+from daemon import Daemon, stands_still
 from frames import ws_frame
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Opcode
@@ -263,17 +262,6 @@ def test_who_sends_without_reading_gets_everything_in_the_end(daemon: Daemon, ec
         assert echo.receive() == (Opcode.TEXT, message)
     sender.join(ANSWER_S)
     assert not sender.is_alive()
-
-
-def stands_still(name: str) -> Callable[[dict], bool]:
-    """A condition for ``wait_for``: the value has been the same, save for what asking costs, 20 times in a row."""
-    seen: list[int] = []
-
-    def condition(values: dict) -> bool:
-        seen.append(values[name])
-        return len(seen) > 20 and seen[-1] - seen[-20] < 20 * 100
-
-    return condition
 
 
 # -- closing -----------------------------------------------------------------------------------------------------

@@ -133,6 +133,17 @@ class Daemon:
         return self.process.wait(timeout)
 
 
+def stands_still(name: str) -> Callable[[Event], bool]:
+    """A condition for ``wait_for``: the value has been the same, save for what asking costs, 20 times in a row."""
+    seen: list[int] = []
+
+    def condition(values: Event) -> bool:
+        seen.append(values[name])
+        return len(seen) > 20 and bool(seen[-1] - seen[-20] < 20 * 100)
+
+    return condition
+
+
 def serving(directories: pytest.TempPathFactory, *flags: str) -> Iterator[Daemon]:
     """A fixture's daemon, with HTTP at a port of its own."""
     daemon = Daemon(directories.mktemp("daemon"), "--http", "127.0.0.1:0", *flags, env={"UMA_THREADS": "1"})
