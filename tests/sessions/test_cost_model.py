@@ -1,7 +1,8 @@
-"""What a cost model starts from, and how fast it unlearns what is not so any more."""
+"""What a cost model starts from, what it learns, and how fast it unlearns what is not so any more."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import random
@@ -11,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umaserve.sessions.cost_model import FIRST, MAX_S, Cost, CostModel
+from umaserve.sessions.cost_model import FIRST, MAX_S, Cost, CostModel, MovingCost
+from umaserve.sessions.engine_api import Capacity, SavedBytes
+from umaserve.sessions.kv_operations import Copy, Divide, Load, Release, Save
 
 TRUE_COSTS = [
     pytest.param(Cost(0.003, 0.007, 0.007, 0.0002), id="two slow cores"),
@@ -129,3 +132,132 @@ def test_whatever_is_known_and_seen_makes_sense(start: Cost, seen: list[tuple[in
         model.observe(*tick)
         assert all(math.isfinite(value) and value >= 0 for value in model.cautious.coefficients)
         assert model.cost.prefill_row_s > 0
+
+
+# Learned from ticks.
+
+costs = st.builds(
+    Cost,
+    fixed_s=st.floats(0, 0.05),
+    decode_row_s=st.floats(0, 0.05),
+    prefill_row_s=st.floats(1e-7, 0.05),
+    attention_s=st.floats(0, 0.001),
+    several_s=st.floats(0, 0.05),
+)
+
+
+def noisy_ticks(true: Cost, noise: float, seed: int, count: int) -> Iterator[tuple[int, int, int, float]]:
+    """Ticks of a server with some streams and now and then a prompt."""
+    dice = random.Random(seed)
+    for _ in range(count):
+        decode = dice.randint(0, 8)
+        prefill = dice.choice([0, 0, 8, dice.randint(1, 200)]) if decode else dice.randint(1, 200)
+        cached = dice.randint(0, 8000)
+        yield decode, prefill, cached, true.seconds(decode, prefill, cached) * dice.uniform(1 - noise, 1 + noise)
+
+
+def worst_error(model: CostModel, true: Cost) -> float:
+    grid = itertools.product((0, 1, 4, 8), (0, 8, 32, 128), (0, 2000, 6000))
+    return max(abs(model.cost.seconds(*point) / true.seconds(*point) - 1) for point in grid if point[0] + point[1] > 0)
+
+
+@pytest.mark.parametrize("true", TRUE_COSTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_linear_cost_is_learned_from_noisy_ticks(true: Cost, seed: int) -> None:
+    model = CostModel()
+    for tick in noisy_ticks(true, 0.05, seed, 200):
+        model.observe(*tick)
+    assert worst_error(model, true) < 0.1
+
+
+@pytest.mark.parametrize("factor", [3.0, 1 / 3])
+def test_a_box_that_becomes_slower_or_faster_is_followed(factor: float) -> None:
+    before = Cost(0.003, 0.007, 0.007, 0.0002)
+    after = Cost(*(factor * value for value in dataclasses.astuple(before)))
+    model = CostModel()
+    for tick in noisy_ticks(before, 0.05, 1, 300):
+        model.observe(*tick)
+    for tick in noisy_ticks(after, 0.05, 2, 250):
+        model.observe(*tick)
+    assert worst_error(model, after) < 0.05
+
+
+def test_what_a_noisy_box_takes_on_average_is_learned() -> None:
+    true = Cost(0.003, 0.007, 0.007, 0.0002)
+    model = CostModel()
+    dice = random.Random(1)
+    ratios = []
+    for number, (decode, prefill, cached, seconds) in enumerate(noisy_ticks(true, 0.0, 1, 2000)):
+        # Another program takes the core for a while in every fourth tick.
+        model.observe(decode, prefill, cached, seconds * dice.choice([0.5, 0.5, 0.5, 2.5]))
+        if number >= 200:
+            ratios.append(model.cost.seconds(4, 16, 2000) / true.seconds(4, 16, 2000))
+    assert sum(ratios) / len(ratios) == pytest.approx(1.0, abs=0.15)
+
+
+def test_before_the_first_tick_a_guess_is_made() -> None:
+    assert CostModel().cost == Cost()
+    assert Cost().seconds(1, 8, 0) > 0
+
+
+def test_one_kind_of_tick_teaches_only_that_kind() -> None:
+    model = CostModel()
+    for _ in range(50):
+        model.observe(1, 0, 100, 0.020)
+    assert model.cost.seconds(1, 0, 100) == pytest.approx(0.020, rel=0.01)
+    slowness = 0.020 / Cost().seconds(1, 0, 100)
+    assert model.cost.prefill_row_s == pytest.approx(slowness * Cost().prefill_row_s), "only how fast the box is"
+
+
+observations = st.tuples(
+    st.integers(0, 256), st.integers(0, 4096), st.integers(0, 10**6), st.just(0.0) | st.floats(1e-9, 1000.0)
+)
+
+
+@given(st.lists(observations.filter(lambda tick: tick[0] + tick[1] > 0), max_size=30))
+def test_a_cost_is_never_negative_whatever_was_seen(seen: list[tuple[int, int, int, float]]) -> None:
+    model = CostModel()
+    for tick in seen:
+        model.observe(*tick)
+        values = dataclasses.astuple(model.cost)
+        assert all(math.isfinite(value) and value >= 0 for value in values)
+        assert model.cost.prefill_row_s > 0
+
+
+@given(costs, st.floats(0.0, 2.0), st.integers(0, 64), st.integers(0, 10**5))
+def test_the_most_rows_within_a_time_agree_with_the_time_they_take(
+    cost: Cost, seconds: float, decode: int, cached: int
+) -> None:
+    # Of streams that are several, so that a prompt's row is a row more and nothing else.
+    decode += 2
+    rows = cost.prefill_rows_within(seconds - cost.seconds(decode, 0, cached), cached)
+    if rows > 0:
+        assert cost.seconds(decode, rows, cached) <= seconds * (1 + 1e-9)
+    assert rows >= 0
+    assert cost.seconds(decode, rows + 1, cached) >= seconds * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("byte_s", [1e-11, 1e-9])
+def test_the_time_of_kv_operations_is_learned_by_their_bytes(byte_s: float) -> None:
+    cost = MovingCost(Capacity(4, 10_000, 4_000, 512, saved_bytes=SavedBytes(1000, 20_000)))
+    size = 1000 + 20_000 * 300
+    for _ in range(100):
+        cost.observe([Save(0, 0, size), Release(0), Load(0, size, 1)], 2 * size * byte_s, parted=True)
+        # Neither of these says anything about the time for a byte.
+        cost.observe([Divide(2), Save(0, 0, size)], 9.0, parted=True)
+        cost.observe([Release(0), Copy(0, 1, 300)], 9.0, parted=False)
+    assert cost.of_sequence(300) == pytest.approx(size * byte_s, rel=0.01)
+    assert cost.seconds([Load(0, size, 1), Release(0)], parted=True) == pytest.approx(size * byte_s, rel=0.01)
+    assert cost.seconds([Copy(0, 1, 300)], parted=True) == pytest.approx(2 * size * byte_s, rel=0.01)
+    assert cost.seconds([Copy(0, 1, 300)], parted=False) == 0.0
+
+
+def test_one_interrupted_kv_operation_is_not_believed() -> None:
+    cost = MovingCost(Capacity(4, 10_000, 4_000, 512, saved_bytes=SavedBytes(1000, 20_000)))
+    before = cost.of_sequence(300)
+    cost.observe([Save(0, 0, 6_001_000)], 60.0, parted=True)
+    assert before < cost.of_sequence(300) < 1.5 * before
+
+
+def test_rows_that_cost_nothing_are_not_believed() -> None:
+    assert Cost(0.001, 0.001, 0.0, 0.0).prefill_rows_within(1.0, 100) == 0

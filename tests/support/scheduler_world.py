@@ -22,6 +22,8 @@ from umaserve.sessions.session import Session
 from umaserve.sessions.targets import Targets
 
 ORIGIN = Caller("uds", "uid:1000")
+KEEPING = {"sequences": 12, "cached_cells": 400, "cells": 800}
+"""A capacity in which ended sequences are kept for later prompts."""
 
 
 class Client:
@@ -211,3 +213,10 @@ class SchedulerWorld:
         self.turn_until(lambda: all(client.end for client in last))
         assert [client.text for client in last] == [client.expected for client in last]
         assert max(len(tick.runs) for tick in self.engine.ticks[before:]) == capacity.slots
+
+
+def reused(client: Client) -> int:
+    """How many tokens of its prompt were computed for others, as its client is told."""
+    end = client.outputs[-1]
+    assert isinstance(end, Finished)
+    return end.usage.prefix_reused_tokens
