@@ -460,10 +460,10 @@ def test_rule_9_beside_streams_a_round_of_all_adapters_keeps_the_time(snapshot: 
     round_s = 0.0
     for _ in {one.adapters for one in (*streams, *waiting)}:
         the_plan = plan(snapshot)
-        round_s += cost.seconds(len(the_plan.decode), prefilled(the_plan), snapshot.cached)
-        if prefilled(the_plan) <= MIN_ROWS:
-            # So many may be more than there is time for.
-            round_s -= cost.seconds(0, prefilled(the_plan), snapshot.cached) if the_plan.prefill else 0.0
+        # So many may be more than there is time for.
+        rows = prefilled(the_plan) if prefilled(the_plan) > MIN_ROWS else 0
+        if the_plan.decode or rows:
+            round_s += cost.seconds(len(the_plan.decode), rows, snapshot.cached)
         snapshot = dataclasses.replace(snapshot, last_adapters=the_plan.adapters)
     assert round_s <= max(decode_s, HEADROOM * target(streams)) * (1 + 1e-9)
 
