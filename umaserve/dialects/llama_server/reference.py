@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from umaserve.dialects.llama_server.schemas import (
-    DetokenizeRequest,
-    InfillRequest,
+from umaserve.dialects.llama_server.reply_schemas import (
     LoraAdapter,
-    ModelToMove,
     Moved,
     NativeAnswer,
     NativeEmbedding,
-    NativeEmbeddingRequest,
     NativeError,
     NativePiece,
-    NativeRequest,
     Prompt,
     Props,
     RankedText,
     RerankAnswer,
-    RerankRequest,
     Slot,
     Text,
-    TokenizeRequest,
     Tokens,
+)
+from umaserve.dialects.llama_server.schemas import (
+    DetokenizeRequest,
+    InfillRequest,
+    ModelToMove,
+    NativeEmbeddingRequest,
+    NativeRequest,
+    RerankRequest,
+    TokenizeRequest,
 )
 from umaserve.dialects.openai.schemas import ChatRequest
 from umaserve.dialects.reference import (

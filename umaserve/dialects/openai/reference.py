@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from umaserve.dialects.anthropic.schemas import AnthropicModel, AnthropicModels
-from umaserve.dialects.openai.schemas import (
+from umaserve.dialects.openai.reply_schemas import (
     ChatCompletion,
     ChatCompletionChunk,
-    ChatRequest,
     Completion,
     CompletionChunk,
-    CompletionRequest,
     CountChatTokensReply,
     Embeddings,
-    EmbeddingsRequest,
     Model,
     Models,
+)
+from umaserve.dialects.openai.schemas import ChatRequest, CompletionRequest, EmbeddingsRequest
+from umaserve.dialects.openai.sound_schemas import (
     SpeechDelta,
     SpeechDone,
     SpeechRequest,

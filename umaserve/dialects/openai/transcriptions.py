@@ -16,7 +16,7 @@ from umaserve.dialects import sse
 from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.openai.choices import scored_token
 from umaserve.dialects.openai.errors import error_body
-from umaserve.dialects.openai.schemas import TranscriptionForm
+from umaserve.dialects.openai.sound_schemas import TranscriptionForm
 from umaserve.dialects.openai.text_scores import MIN_LOGPROB
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.transcription import check_end, transcription

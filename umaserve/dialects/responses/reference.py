@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 from umaserve.dialects.openai.reference import ERRORS
 from umaserve.dialects.reference import MAX_TOKENS, Body, Operation, Parameter, Reference, Reply, query_of
-from umaserve.dialects.responses.schemas import (
+from umaserve.dialects.responses.reply_schemas import (
     CountResponseTokensReply,
     DeleteResponseReply,
-    InputItemsQuery,
     ListInputItemsReply,
     Response,
     ResponseEvent,
-    ResponseRequest,
 )
+from umaserve.dialects.responses.schemas import InputItemsQuery, ResponseRequest
 from umaserve.wire.declared import Declared
 
 _COLOURS = "Name three colours."

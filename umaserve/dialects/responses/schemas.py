@@ -15,7 +15,6 @@ from umaserve.dialects.openai.schemas import (
     MAX_TOP_LOGPROBS,
     REASONING_EFFORTS,
     InputAudio,
-    Scored,
 )
 from umaserve.dialects.schemas import (
     ABOUT_MODEL,
@@ -40,10 +39,7 @@ from umaserve.wire.declared import (
     const,
     mapping,
     named,
-    nullable,
-    number,
     omittable,
-    one_of,
     optional,
     required,
     string,
@@ -56,7 +52,7 @@ from umaserve.wire.declared import (
 from umaserve.wire.fields import Fields, bad_request, out_of_range
 
 MAX_PARTS, MAX_TOOLS, MAX_METADATA = 256, 256, 16
-_STATUS = choice("in_progress", "completed", "incomplete")
+STATUS = choice("in_progress", "completed", "incomplete")
 _NAME = string(1, 256)
 
 
@@ -108,7 +104,7 @@ class ResponseFunctionCall(Declared):
     name_ = required(_NAME)
     namespace = optional(string(max_bytes=256))
     arguments = required(ARGUMENTS, "A JSON object, as text or itself.")
-    status = optional(_STATUS)
+    status = optional(STATUS)
 
 
 class ResponseCustomToolCall(Declared):
@@ -117,7 +113,7 @@ class ResponseCustomToolCall(Declared):
     name_ = required(_NAME)
     namespace = optional(string(max_bytes=256))
     input = required(string())
-    status = optional(_STATUS)
+    status = optional(STATUS)
 
 
 class ResponseCallOutput(Declared):
@@ -349,198 +345,6 @@ class ResponseOptions(Declared):
 
 class ResponseRequest(ResponseOptions, Sampling, Computation, Targets, Thoughts):
     pass
-
-
-# -- responses ---------------------------------------------------------------------------------------------------
-
-
-class _IncompleteDetails(Declared):
-    reason = required(choice("max_output_tokens", "content_filter"))
-
-
-class _Error(Declared):
-    code = required(choice("server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"))
-    message = required(string())
-
-
-class _Logprob(Declared):
-    token = required(string())
-    logprob = required(number())
-    bytes = required(array(whole(0, 255)))
-    top_logprobs = required(array(Scored), "The likeliest first.")
-
-
-ResponseLogprobs = named("ResponseLogprobs", array(_Logprob))
-
-
-class _OutputText(Declared):
-    type = required(const("output_text"))
-    text = required(string())
-    annotations = required(value(type="array", maxItems=0))
-    logprobs = required(ResponseLogprobs)
-
-
-class _ToldThoughts(Declared):
-    type = required(const("reasoning_text"))
-    text = required(string())
-
-
-ResponsePart = named("ResponsePart", one_of(_OutputText, _ToldThoughts))
-
-
-class _Message(Declared):
-    id = required(string())
-    type = required(const("message"))
-    role = required(const("assistant"))
-    status = required(_STATUS)
-    content = required(array(ResponsePart))
-
-
-class _Thoughts(Declared):
-    id = required(string())
-    type = required(const("reasoning"))
-    status = required(_STATUS)
-    summary = required(value(type="array", maxItems=0))
-    content = required(array(ResponsePart))
-    encrypted_content = omittable(string())
-
-
-class _FunctionCall(Declared):
-    id = required(string())
-    type = required(const("function_call"))
-    status = required(_STATUS)
-    call_id = required(string())
-    name_ = required(string())
-    namespace = omittable(string())
-    arguments = required(string())
-
-
-class _CustomToolCall(Declared):
-    id = required(string())
-    type = required(const("custom_tool_call"))
-    status = required(_STATUS)
-    call_id = required(string())
-    name_ = required(string())
-    namespace = omittable(string())
-    input = required(string())
-
-
-ResponseItem = named(
-    "ResponseItem",
-    one_of(_Message, _Thoughts, _FunctionCall, _CustomToolCall),
-    "A message, thoughts, or a call.",
-)
-
-
-class _InputTokensDetails(Declared):
-    cached_tokens = required(whole())
-    cache_write_tokens = required(const(0))
-
-
-class _OutputTokensDetails(Declared):
-    reasoning_tokens = required(whole())
-
-
-class _Usage(Declared):
-    input_tokens = required(whole())
-    input_tokens_details = required(_InputTokensDetails)
-    output_tokens = required(whole())
-    output_tokens_details = required(_OutputTokensDetails)
-    total_tokens = required(whole())
-
-
-class _ToldReasoning(Declared):
-    effort = nullable(string())
-    summary = required(value(type="null"))
-
-
-class Response(Declared):
-    id = required(string())
-    object_ = required(const("response"))
-    created_at = required(whole(), "In seconds since 1970.")
-    completed_at = optional(whole())
-    model = required(string())
-    status = required(choice("queued", "in_progress", "completed", "incomplete", "failed", "cancelled"))
-    incomplete_details = nullable(_IncompleteDetails)
-    error = nullable(_Error)
-    output = required(array(ResponseItem))
-    usage = nullable(_Usage)
-    background = required(boolean())
-    store = required(boolean())
-    previous_response_id = nullable(string())
-    instructions = nullable(string())
-    max_output_tokens = nullable(whole())
-    max_tool_calls = nullable(whole())
-    metadata = required(mapping(string()))
-    parallel_tool_calls = required(boolean())
-    prompt_cache_key = nullable(string())
-    reasoning = required(_ToldReasoning)
-    safety_identifier = nullable(string())
-    service_tier = required(const("default"))
-    temperature = required(number())
-    text = required(value(type="object", additionalProperties=True))
-    tool_choice = required(value())
-    tools = required(value(type="array"))
-    top_logprobs = required(whole())
-    top_p = required(number())
-    truncation = required(const("disabled"))
-    user = nullable(string())
-
-
-def _event(*types: str, **more: Kind[Any] | type[Declared]) -> type[Declared]:
-    kinds = {"type": choice(*types), "sequence_number": whole(0), **more}
-    return type("_Event", (Declared,), {name: required(kind) for name, kind in kinds.items()})
-
-
-_IN_ITEM: dict[str, Kind[Any]] = {"item_id": string(), "output_index": whole()}
-_IN_PART = {**_IN_ITEM, "content_index": whole()}
-ResponseEvent = named(
-    "ResponseEvent",
-    one_of(
-        _event(
-            *(f"response.{state}" for state in ("created", "in_progress", "completed", "incomplete", "failed")),
-            response=Response,
-        ),
-        _event("response.output_item.added", "response.output_item.done", output_index=whole(), item=ResponseItem),
-        _event("response.content_part.added", "response.content_part.done", **_IN_PART, part=ResponsePart),
-        _event("response.output_text.delta", **_IN_PART, delta=string(), logprobs=ResponseLogprobs),
-        _event("response.output_text.done", **_IN_PART, text=string(), logprobs=ResponseLogprobs),
-        _event("response.reasoning_text.delta", **_IN_PART, delta=string()),
-        _event("response.reasoning_text.done", **_IN_PART, text=string()),
-        _event(
-            *(f"response.{what}.delta" for what in ("function_call_arguments", "custom_tool_call_input")),
-            **_IN_ITEM,
-            delta=string(),
-        ),
-        _event("response.function_call_arguments.done", **_IN_ITEM, name_=string(), arguments=string()),
-        _event("response.custom_tool_call_input.done", **_IN_ITEM, input=string()),
-    ),
-    "Its number counts the stream's events from 0.",
-)
-
-
-class CountResponseTokensReply(Declared):
-    object_ = required(const("response.input_tokens"))
-    input_tokens = required(whole(0))
-
-
-class DeleteResponseReply(Declared):
-    id = required(string())
-    object_ = required(const("response"))
-    deleted = required(const(True))
-
-
-class _KeptItem(Declared, also={"additionalProperties": True}):
-    id = required(string())
-    type = required(string())
-
-
-class ListInputItemsReply(Declared):
-    object_ = required(const("list"))
-    data = required(array(_KeptItem))
-    first_id = nullable(string())
-    last_id = nullable(string())
-    has_more = required(boolean())
 
 
 # -- queries -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,317 @@
+"""Schemas of the replies of the API of OpenAI, but for those of sounds."""
+
+from __future__ import annotations
+
+from umaserve.dialects.openai.schemas import CREATED, ToolCall
+from umaserve.dialects.schemas import (
+    Error,
+    FinishReason,
+)
+from umaserve.wire.declared import (
+    Declared,
+    array,
+    choice,
+    const,
+    named,
+    nullable,
+    number,
+    omittable,
+    one_of,
+    optional,
+    required,
+    string,
+    value,
+    whole,
+)
+
+
+class _ScoredToken(Declared):
+    token = required(string())
+    logprob = required(number(), "Natural logarithm of the probability; -9999 stands for anything below it.")
+    bytes = required(array(whole(0, 255)), "The token may be a part of a character.")
+
+
+class Scored(_ScoredToken):
+    pass
+
+
+class _ScoredChoice(_ScoredToken):
+    top_logprobs = required(array(Scored), "The likeliest first.")
+
+
+class ChatLogprobs(Declared):
+    content = required(array(_ScoredChoice))
+    refusal = required(value(type="null"))
+
+
+ChatFinishReason = named(
+    "ChatFinishReason",
+    choice("stop", "length", "tool_calls", "content_filter"),
+    "stop: the model or a stop string ended the text; length: max_tokens did; tool_calls: the server waits for what "
+    "the tools say.",
+)
+
+
+class _PromptTokensDetails(Declared):
+    cached_tokens = required(whole(), "Those that had been computed before, for another request.")
+
+
+class _CompletionTokensDetails(Declared):
+    reasoning_tokens = required(whole(1), "Tokens of the completion that are thoughts, or marks around them.")
+
+
+class OpenAIUsage(Declared):
+    prompt_tokens = required(whole(), "A prompt counts once, however many choices it has.")
+    completion_tokens = required(whole())
+    total_tokens = required(whole())
+    prompt_tokens_details = required(_PromptTokensDetails)
+    completion_tokens_details = omittable(_CompletionTokensDetails, "Only where there are thoughts.")
+
+
+class Timings(Declared):
+    """Timings as llama.cpp's server gives them: tokens, milliseconds, tokens a second. Absent where there are several
+    choices in one answer."""
+
+    cache_n = required(whole(), "Tokens of the prompt that had been computed before.")
+    prompt_n = required(whole(), "The others.")
+    prompt_ms = required(number())
+    prompt_per_token_ms = required(number())
+    prompt_per_second = required(number())
+    predicted_n = required(whole())
+    predicted_ms = required(number())
+    predicted_per_token_ms = required(number())
+    predicted_per_second = required(number(), "Of the tokens after the first one; 0 where there is none.")
+
+
+class PromptProgress(Declared):
+    """With return_progress: how much of the prompt is computed."""
+
+    total = required(whole(), "Tokens of the prompt.")
+    cache = required(whole(), "Those of them that were in the cache.")
+    processed = required(whole(), "Tokens done, those in the cache included.")
+    time_ms = required(whole())
+
+
+class _Answer(Declared):
+    id = required(string())
+    created = required(whole(), CREATED)
+    model = required(string())
+    system_fingerprint = required(string(), "Changes with the model and its settings.")
+    timings = omittable(Timings)
+
+
+class _MessageAudio(Declared):
+    id = required(string())
+    expires_at = required(whole(), "At once: nothing is kept of it.")
+    data = required(string(), "In base64.")
+    transcript = required(string())
+
+
+class _AnswerMessage(Declared):
+    role = required(const("assistant"))
+    content = nullable(string())
+    refusal = required(value(type="null"))
+    reasoning_content = omittable(string(), "The model's thoughts.")
+    audio = omittable(_MessageAudio, "The answer as it is heard; content is null then.")
+    tool_calls = omittable(array(ToolCall, 1))
+
+
+class _ChatChoice(Declared):
+    index = required(whole())
+    message = required(_AnswerMessage)
+    logprobs = nullable(ChatLogprobs)
+    finish_reason = required(ChatFinishReason)
+
+
+class ChatCompletion(_Answer):
+    object_ = required(const("chat.completion"))
+    choices = required(array(_ChatChoice))
+    usage = required(OpenAIUsage)
+
+
+class _DeltaAudio(Declared):
+    id = omittable(string())
+    expires_at = omittable(whole())
+    transcript = omittable(string())
+    data = omittable(string())
+
+
+class _DeltaFunction(Declared):
+    name_ = omittable(string())
+    arguments = required(string())
+
+
+class _DeltaCall(Declared):
+    index = required(whole())
+    id = omittable(string())
+    type = omittable(const("function"))
+    function = required(_DeltaFunction)
+
+
+class _Delta(Declared):
+    role = omittable(const("assistant"))
+    content = optional(string())
+    reasoning_content = omittable(string(), "The model's thoughts.")
+    audio = omittable(
+        _DeltaAudio,
+        "The id comes first and once. Transcript and data come in pieces that are to be put end to end; those of data "
+        "can be decoded one by one as well.",
+    )
+    tool_calls = omittable(
+        array(_DeltaCall),
+        "The first piece of a call has its id and its name. The arguments in all its pieces are to be put end to end.",
+    )
+
+
+class _ChatChunkChoice(Declared):
+    index = required(whole())
+    delta = required(_Delta)
+    logprobs = nullable(ChatLogprobs)
+    finish_reason = nullable(ChatFinishReason)
+
+
+class _ChatChunk(_Answer):
+    object_ = required(const("chat.completion.chunk"))
+    choices = required(array(_ChatChunkChoice), "Empty in the chunk that has the usage.")
+    usage = optional(OpenAIUsage)
+    prompt_progress = omittable(PromptProgress)
+
+
+ChatCompletionChunk = named("ChatCompletionChunk", one_of(_ChatChunk, Error))
+
+
+class TextLogprobs(Declared):
+    """Arrays of one length, with an item for each token. Of a prompt's first token only its text is known, since
+    nothing stands before it."""
+
+    tokens = required(array(string()))
+    token_logprobs = required(array(value(type=["number", "null"])))
+    top_logprobs = required(array(value(type=["object", "null"], additionalProperties={"type": "number"})))
+    text_offset = required(array(value(type="integer", description="In characters.")))
+
+
+class _PromptToken(Declared):
+    logprob = required(number())
+    rank = required(whole(1), "The token's place among all, from 1.")
+    decoded_token = required(string())
+
+
+class _Text(Declared):
+    text = required(string())
+    index = required(whole(), "Counts all choices of the first prompt, then those of the next.")
+    logprobs = nullable(TextLogprobs)
+
+
+class _TextChoice(_Text):
+    finish_reason = required(FinishReason)
+    prompt_logprobs = omittable(
+        array(value(type=["object", "null"], additionalProperties=_PromptToken)),
+        "Only where it is asked for: for each token of the prompt, but its first, log-probabilities by token ids, its "
+        "own first.",
+    )
+
+
+class Completion(_Answer):
+    object_ = required(const("text_completion"))
+    choices = required(array(_TextChoice))
+    usage = required(OpenAIUsage)
+
+
+class _TextChunkChoice(_Text):
+    finish_reason = nullable(FinishReason)
+
+
+class _TextChunk(_Answer):
+    object_ = required(const("text_completion"))
+    choices = required(array(_TextChunkChoice))
+    usage = optional(OpenAIUsage)
+    prompt_progress = omittable(PromptProgress)
+
+
+CompletionChunk = named("CompletionChunk", one_of(_TextChunk, Error))
+
+
+class _Embedding(Declared):
+    object_ = required(const("embedding"))
+    index = required(whole())
+    embedding = required(one_of(array(number()), string(contentEncoding="base64")))
+
+
+class _EmbeddingsUsage(Declared):
+    prompt_tokens = required(whole())
+    total_tokens = required(whole())
+
+
+class Embeddings(Declared):
+    object_ = required(const("list"))
+    data = required(array(_Embedding))
+    model = required(string())
+    usage = required(_EmbeddingsUsage)
+
+
+# -- models ------------------------------------------------------------------------------------------------------
+
+
+class _Meta(Declared):
+    n_vocab = required(whole())
+    n_ctx = required(whole(1), "As context_length.")
+    n_ctx_train = required(whole(), "Tokens of the context that it was trained with.")
+    n_embd = required(whole())
+    n_params = required(whole())
+    size = required(whole(), "Bytes.")
+
+
+class _Status(Declared):
+    value = required(choice("loaded", "loading", "unloaded"))
+    failed = omittable(const(True), "It could not be loaded, or has crashed.")
+    progress = omittable(number(0, 1), "How much is loaded, while it loads; 0 where it waits for memory.")
+
+
+class _Architecture(Declared):
+    input_modalities = required(array(choice("text", "image", "audio", "video")))
+
+
+class Model(Declared):
+    id = required(string())
+    aliases = required(array(string()), "Its names, as llama-server's clients expect: its own first.")
+    tags = required(array(string()), "None.")
+    object_ = required(const("model"))
+    created = required(whole(), "When the daemon started, in seconds since 1970.")
+    owned_by = required(string())
+    meta = omittable(_Meta, "Once the model has been loaded.")
+    status = required(_Status)
+    context_length = required(
+        whole(1), "Tokens that prompt and answer may have together. Of a model that was never loaded, by its settings."
+    )
+    max_model_len = required(whole(1), "As context_length.")
+    max_tokens = required(whole(1), "Tokens of the longest answer: --max-tokens, or as context_length.")
+    description = omittable(string(), "The operator's, if there is one.")
+    size = required(whole(0), "Bytes of its files; 0 where they can't be read.")
+    needed = required(whole(0), "Bytes of memory that it takes or would take, as far as is known.")
+    last_used = omittable(whole(), "When it had work last, in seconds since 1970. Absent: not since the start.")
+    architecture = omittable(_Architecture, "What it takes. Absent where that is known once it has been loaded.")
+    available = omittable(
+        whole(0),
+        "Bytes of memory that it could have at the latest look, if all other models that are not pinned were unloaded. "
+        "Absent where it is loaded. If it needs more, its requests are refused.",
+    )
+
+
+class _Limits(Declared):
+    message_bytes = required(
+        whole(1),
+        "Of a message of /generate or /ws/chat, and of a body that may have media. On a WebSocket, who presents a key "
+        "with the first message only has less.",
+    )
+    media = required(whole(1), "Images, recordings and films of one conversation.")
+
+
+class Models(Declared):
+    object_ = required(const("list"))
+    data = required(array(Model))
+    models = required(value(type="array", maxItems=0), "Empty: Codex wants it.")
+    limits = required(_Limits, "What a request may have at most.")
+
+
+class CountChatTokensReply(Declared):
+    input_tokens = required(whole(0))
