@@ -371,6 +371,16 @@ def test_a_missing_file_is_made_for_its_user_alone_and_the_log_says_so(
     assert len(caplog.records) == 1
 
 
+def test_no_file_is_made_where_an_older_relays_keys_lie_beside(tmp_path: Path) -> None:
+    path, older = tmp_path / "keys.json", tmp_path / "keys.db"
+    older.write_bytes(b"SQLite format 3\0")
+    with pytest.raises(ConfigError, match=f"type umaserve keys convert {older} {path}$"):
+        KeyFile.made(str(path), lambda: 0.0)
+    assert not path.exists()
+    KeyFile(str(path), missing_ok=True).add("alice")
+    assert [key.name for key in KeyFile.made(str(path), lambda: 0.0).list()] == ["alice"], "it was converted"
+
+
 def test_a_file_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "keys.json"
     advice = "can't be written: No such file or directory: its directory must exist and be writable"

@@ -41,6 +41,8 @@ MAX_MODELS = 256
 MAX_MODEL_BYTES = 256
 PREFIX = "uma_"
 """Beginning of the keys that ``umaserve keys add`` makes."""
+_OLDER_SUFFIX = ".db"
+"""How relays called their file of keys before they had this one."""
 _TEMPORARY = ".umaserve-keys-"
 _SQLITE = b"SQLite format 3\0"
 PRIORITIES = {priority.name.lower(): priority for priority in Priority}
@@ -115,8 +117,13 @@ class KeyFile:
 
     @classmethod
     def made(cls, path: str, clock: Callable[[], float]) -> KeyFile:
-        """The keys in the file at ``path``, which is made without any if it is missing."""
+        """The keys in the file at ``path``, which is made without any if it is missing. Raises ConfigError where an
+        older relay's file lies beside: without its keys, no client would be let in any more."""
         if not os.path.exists(path):
+            older = Path(path).with_suffix(_OLDER_SUFFIX)
+            if older.exists():
+                advice = f"umaserve keys convert {older} {path}"
+                raise ConfigError(f"API keys {path}: missing, but {older} has those of an older version: type {advice}")
             with cls(path, missing_ok=True)._edit():
                 pass  # Written where it is missing.
             log.info("API keys %s: made, since it was missing: no client has a key yet", path)

@@ -12,11 +12,7 @@ from umaserve.core.model_names import DEFAULT
 from umaserve.core.requests import ChatTurn, Generate, Priority, Sampling
 from umaserve.dialects import schemas
 from umaserve.dialects.grammars import grammar
-from umaserve.dialects.schemas import MAX_ID_BYTES as MAX_ID_BYTES
-from umaserve.dialects.schemas import MAX_SLO_MS, PRIORITIES, Targets
-from umaserve.dialects.schemas import MAX_TURNS as MAX_TURNS
-from umaserve.dialects.schemas import REASONING as REASONING
-from umaserve.dialects.schemas import ROLES as ROLES
+from umaserve.dialects.schemas import MAX_ID_BYTES, MAX_SLO_MS, PRIORITIES, ROLES, Targets
 from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, out_of_range, parse_json, string
 
 MAX_TOKEN_ID = 2**31 - 1

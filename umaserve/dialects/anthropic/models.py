@@ -13,7 +13,7 @@ from umaserve.core.events import ListedModel
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import JSON
 from umaserve.dialects.listing import find_model
-from umaserve.dialects.parameters import MAX_ID_BYTES
+from umaserve.dialects.schemas import MAX_ID_BYTES
 from umaserve.wire.fields import out_of_range, string
 from umaserve.wire.http_head import Request
 

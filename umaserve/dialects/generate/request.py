@@ -16,7 +16,6 @@ from umaserve.dialects.generate import schemas
 from umaserve.dialects.generate.schemas import MAX_LOGPROBS, GenerateRequest, Parameters
 from umaserve.dialects.listing import find_model
 from umaserve.dialects.parameters import (
-    MAX_TURNS,
     RequestLimits,
     check_prompt_bytes,
     model_name,
@@ -28,6 +27,7 @@ from umaserve.dialects.parameters import (
     within_cap,
 )
 from umaserve.dialects.parameters import prompt as read_prompt
+from umaserve.dialects.schemas import MAX_TURNS
 from umaserve.wire.fields import Fields, bad_request, out_of_range
 
 DEFAULT_LOGPROBS = 5

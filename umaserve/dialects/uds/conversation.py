@@ -12,9 +12,6 @@ from umaserve.core.events import Finished, Metrics, Output, Token
 from umaserve.core.requests import Cancel, ChatTurn, Command, Generate, GetMetrics, Sampling
 from umaserve.dialects.dialect import Reply
 from umaserve.dialects.parameters import (
-    MAX_ID_BYTES,
-    MAX_TURNS,
-    REASONING,
     RequestLimits,
     check_prompt_bytes,
     lora,
@@ -28,6 +25,7 @@ from umaserve.dialects.parameters import (
     with_thoughts,
 )
 from umaserve.dialects.parameters import prompt as read_prompt
+from umaserve.dialects.schemas import MAX_ID_BYTES, MAX_TURNS, REASONING
 from umaserve.wire.fields import Fields, bad_request, dump_capped, out_of_range, parse_json
 
 CODES = {
