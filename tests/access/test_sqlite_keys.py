@@ -133,8 +133,8 @@ def test_the_new_file_is_its_owners_alone_as_the_old_one_was(old: Path, new: Pat
 def test_an_empty_file_of_keys_is_filled_and_one_with_keys_is_not(
     old: Path, new: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    database(old).close()
     file = KeyFile.made(str(new), lambda: 0.0)
+    database(old).close()
     assert main(["keys", "convert", str(old), str(new)]) == 0
     assert file.list() == PLAIN
     capsys.readouterr()

@@ -236,7 +236,8 @@ def test_the_context_is_filled_to_its_end_and_not_beyond(own_daemon):
     assert end["usage"]["total_tokens"] == 256
     (error,) = daemon.ask("one two " * 200, max_tokens=1)
     assert error["code"] == "E_LIMIT_PROMPT_TOO_LARGE"
-    assert re.fullmatch("prompt: expected at most 255 tokens, got 40[0-9]: the context holds 256, .*", error["message"])
+    said = "prompt: expected at most 255 tokens, got 40[0-9]. This model's maximum context length is 256 tokens, .*"
+    assert re.fullmatch(said, error["message"])
     for max_tokens in (252, 253, 1e9):
         *_, end = daemon.ask("Once upon a time", max_tokens=max_tokens, ignore_eos=True)
         assert (end["reason"], end["usage"]["total_tokens"]) == ("length", 256)

@@ -205,7 +205,7 @@ def test_an_answer_is_cut_to_what_the_context_holds(plain: LlamaEngine, wanted: 
 
 def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(plain: LlamaEngine):
     assert plain.prepare(Generate("t", TokenIds((1,) * (N_CTX - 1)))).max_tokens == 1
-    said = f"^prompt: expected at most {N_CTX - 1} tokens, got {N_CTX}: the context holds {N_CTX}, "
+    said = f"^prompt: expected at most {N_CTX - 1} tokens, got {N_CTX}. This model's maximum context length is {N_CTX} "
     with pytest.raises(RequestError, match=said) as caught:
         plain.prepare(Generate("t", TokenIds((1,) * N_CTX), 1))
     assert caught.value.fault is Fault.CONTEXT_EXCEEDED

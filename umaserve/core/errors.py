@@ -77,12 +77,16 @@ class RequestError(Exception):
 
 
 class ContextExceeded(RequestError):
-    """A prompt that leaves no room for an answer in a context of ``context_tokens``."""
+    """A prompt that leaves no room for an answer in a context of ``context_tokens``.
+
+    Agents shorten a conversation where they find words of OpenAI's, vLLM's or llama.cpp's server in the message.
+    """
 
     def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
         got = f"expected at most {context_tokens - 1} tokens, got {prompt_tokens}"
-        why = f"the context holds {context_tokens}, and an answer takes at least one"
-        super().__init__(Fault.CONTEXT_EXCEEDED, "prompt", f"{got}: {why}")
+        why = f"This model's maximum context length is {context_tokens} tokens, and an answer takes at least one"
+        problem = f"{got}. {why}: the request exceeds the available context size"
+        super().__init__(Fault.CONTEXT_EXCEEDED, "prompt", problem)
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
 
