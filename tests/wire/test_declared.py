@@ -298,7 +298,7 @@ def test_what_is_inherited_from_a_class_without_a_name_is_written_where_it_is_us
 def test_one_name_is_of_one_schema() -> None:
     components = Components()
     components.rendered(Colour)
-    with pytest.raises(AssertionError, match="two schemas are called Colour"):
+    with pytest.raises(TypeError, match="two schemas are called Colour"):
         components.rendered(named("Colour", choice("green")))
 
 

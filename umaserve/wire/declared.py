@@ -412,7 +412,8 @@ class Components:
         if name not in self._targets:
             self._targets[name] = target  # Before the schema, which may refer to itself.
             self.schemas[name] = self.rendered(own)
-        assert self._targets[name] is target, f"two schemas are called {name}"
+        if self._targets[name] is not target:
+            raise TypeError(f"two schemas are called {name}")
         return {**beside, "$ref": f"#/components/schemas/{name}"}
 
 
