@@ -3,7 +3,7 @@ from a converted copy.
 
 llama.cpp has fast matrix kernels for some formats of weights only. With the others, a decode of 64 tokens takes almost
 64 times as long as one of a single token, which prompts and many streams pay for. Such weights are converted to Q8_0
-once, without a loss worth naming (figures in bench/README.md), if the copy proves faster on this box.
+once, without a loss worth naming (figures in docs/results/reasons.md), if the copy proves faster on this box.
 
 For other formats it has two kinds of such kernels: for weights that it has repacked into memory of its own, and tiled
 ones for weights that stay mapped. It always repacks; which kind is faster depends on the processor.
