@@ -46,7 +46,7 @@ class MemoryWatch:
         self._admission.memory_short = self._short and was_short
 
 
-def keep_house(
+def start_periodic(
     loop: Loop,
     models: Models,
     catalogue: CatalogueWatch,

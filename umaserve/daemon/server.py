@@ -25,7 +25,7 @@ from umaserve.daemon.handover_file import HandoverFile
 from umaserve.daemon.http.routes import DIALECTS
 from umaserve.daemon.http.site import DaemonSite
 from umaserve.daemon.listeners import Listeners
-from umaserve.daemon.periodic import keep_house
+from umaserve.daemon.periodic import start_periodic
 from umaserve.daemon.relay_links import DaemonLinks
 from umaserve.daemon.services import Services
 from umaserve.daemon.shutdown import Shutdown
@@ -165,7 +165,7 @@ class Server:
         self._signals.handle()
         self._entrances.open()
         systemd.feed_watchdog(self._loop.call_later, self._stuck)
-        keep_house(
+        start_periodic(
             self._loop,
             self._models,
             self._catalogue_watch,
@@ -211,7 +211,7 @@ class Server:
             return
         systemd.notify(f"READY=1\nSTATUS=serving {self._models.default.name}")
         self._greet()
-        self._models.look_soon()
+        self._models.schedule_replan()
         self._links.start()
 
     def _greet(self) -> None:
@@ -231,7 +231,7 @@ class Server:
         self._models.default.fail_all(
             RequestError(Fault.MODEL_NOT_LOADED, "request", "the model could not be loaded: see the server's log")
         )
-        self._ending.bid_farewell()
+        self._ending.stop_after_flush()
 
     def _stuck(self) -> Mapping[str, float]:
         """Stuck threads, as `ThreadWatch.stuck` tells them; none during loading, whose time is up to the model and the

@@ -23,7 +23,7 @@ JOIN_S = 5.0
 
 
 class Shutdown:
-    """``leave`` begins it; it goes through ``drain`` and ``bid_farewell`` by itself, and then stops the loop."""
+    """``leave`` begins it; it goes through ``drain`` and ``stop_after_flush`` by itself, and then stops the loop."""
 
     def __init__(self, services: Services, links: DaemonLinks, entrances: Listeners) -> None:
         self.leaving = False
@@ -99,7 +99,7 @@ class Shutdown:
 
     def _end_drain(self) -> None:
         """The drain timeout is over, also for a decode that does not return."""
-        self.bid_farewell()
+        self.stop_after_flush()
         self._services.detached.restart_all()
         self._refuse_more(of_loaded=True)
         self._models.fail_running()
@@ -111,7 +111,7 @@ class Shutdown:
     def look(self) -> None:
         """Go on where what is waited for is done."""
         if self.draining and self._over and self._models.put_away():
-            self.bid_farewell()
+            self.stop_after_flush()
         if self._farewell is not None:
             self._stop_when_said()
 
@@ -135,7 +135,7 @@ class Shutdown:
 
     # -- the last of it ------------------------------------------------------------------------------------------
 
-    def bid_farewell(self) -> None:
+    def stop_after_flush(self) -> None:
         """Stop the loop once clients have read their last output, or had the time for it."""
         if self._farewell is None:
             self._farewell = self._loop.call_later(FAREWELL_S, self._loop.stop)

@@ -99,7 +99,7 @@ class ModelHost:
 
     # -- the operator's wishes -----------------------------------------------------------------------------------
 
-    def come(self, then: Then) -> None:
+    def load_by_operator(self, then: Then) -> None:
         """Have it loaded, at once also where it failed, and call ``then`` once it is, or with the error. Raises
         ``RequestError`` where that can't be."""
         if not self._around.wanted():
@@ -111,7 +111,7 @@ class ModelHost:
         self._waiting.wish(then)
         self.loading.end_pause()
 
-    def leave(self) -> None:
+    def unload_by_operator(self) -> None:
         """Have it unloaded once what it runs has ended; raises ``RequestError`` where that can't be."""
         if self.pinned:
             why = "is the daemon's voice, too" if self.spec.config.tts_model else "is pinned"
@@ -157,7 +157,7 @@ class ModelHost:
         self._around.metrics.begin(self.name)
         log.info("ready", extra={"fields": {"model": self.name, "load_s": round(self.loading.load_s, 2)}})
 
-    def could_not_load(self, error: BaseException) -> None:
+    def on_load_failed(self, error: BaseException) -> None:
         """Fail the requests that wait for it; others may have it tried again later. They go on waiting if it takes more
         memory than was known, until the plan makes room for it, and if another program has taken the memory or killed
         the engine, which says nothing about the next trial."""
@@ -262,7 +262,7 @@ class ModelHost:
         if isinstance(error, TooLarge):
             # Others have taken its memory: it is loaded again when it fits.
             self.loading.failures = 0
-            self.could_not_load(error)
+            self.on_load_failed(error)
             return
         log.error("%s could not be loaded again: %s", self.name, error, exc_info=_unexpected(error))
         # One that another program has killed says nothing about the next one.
@@ -351,7 +351,7 @@ class ModelHost:
 
     # -- the plan ------------------------------------------------------------------------------------------------
 
-    def look(self, now: float) -> residency.Model:
+    def residency_entry(self, now: float) -> residency.Model:
         """State of the model that the plan depends on."""
         given = [one for one in self.sessions.running() if not one.holds]
         waiting = [one for one in self.sessions.arrived if not one.holds]

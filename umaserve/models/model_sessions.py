@@ -55,7 +55,7 @@ class ModelSessions:
             raise
         session.model = host.name
         host.sessions.request(session, request, now, admitted=admitted, arrived_at=arrived_at)
-        self._models.see_to(host)
+        self._models.request_load(host)
 
     def take_over(self, session: Session, request: Generate, begun: Resumed, now: float) -> None:
         """Take over a request, as in ``SessionManager``; raises ``RequestError`` where the model isn't there."""
@@ -79,14 +79,14 @@ class ModelSessions:
 
     def steer(self, session: Session, command: Steering) -> None:
         self._of(session).steer(session, command)
-        self._models.see_to(self._models.of(session))
+        self._models.request_load(self._models.of(session))
 
     def hold(self, session: Session, why: Hold) -> None:
         self._of(session).hold(session, why)
 
     def release(self, session: Session, why: Hold) -> None:
         self._of(session).release(session, why)
-        self._models.see_to(self._models.of(session))
+        self._models.request_load(self._models.of(session))
 
     def expire(self, seconds: float) -> None:
         for host in self._models:

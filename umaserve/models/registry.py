@@ -89,7 +89,7 @@ class Models:
             self._pids,
             self._available_bytes,
             wanted,
-            self.look_soon,
+            self.schedule_replan,
         )
         self._hosts = {spec.name: self._new_host(spec) for spec in catalogue.models}
         self.default = self._hosts[catalogue.default.name]
@@ -150,13 +150,13 @@ class Models:
         """Ask the model that is meant by ``name``; as ``Questions.ask``."""
         host = self.choose(name, caller)
         host.ask(question)
-        self.see_to(host)
+        self.request_load(host)
 
     def when_loaded(self, name: str, then: Callable[[RequestError | None], None], caller: Caller) -> Callable[[], None]:
         """Call ``then``, as ``ModelHost.when_loaded``, of the model that is meant by ``name``."""
         host = self.choose(name, caller)
         forget = host.when_loaded(then)
-        self.see_to(host)
+        self.request_load(host)
         return forget
 
     def take(self, catalogue: Catalogue) -> None:
@@ -199,7 +199,7 @@ class Models:
         """Have the model of this name loaded, as if somebody waited for it. Raises ``RequestError`` where there is
         none, or it can't be."""
         ends: list[RequestError | None] = []
-        self._named(name).come(ends.append)
+        self._named(name).load_by_operator(ends.append)
         self._look()
         if ends and ends[0] is not None:
             raise ends[0]
@@ -207,8 +207,8 @@ class Models:
     def unload(self, name: str) -> None:
         """Have the model of this name unloaded once what it runs has ended; requests that come until then wait, and
         have it loaded again. Raises ``RequestError`` as ``load``."""
-        self._named(name).leave()
-        self.look_soon()
+        self._named(name).unload_by_operator()
+        self.schedule_replan()
 
     def _named(self, name: str) -> ModelHost:
         spec = self._catalogue.find(name)
@@ -218,12 +218,12 @@ class Models:
 
     # -- which are loaded ----------------------------------------------------------------------------------------
 
-    def see_to(self, host: ModelHost) -> None:
+    def request_load(self, host: ModelHost) -> None:
         """Plan again soon where the model takes no requests now: somebody wants something of it."""
         if host.state is not State.LOADED or host.sessions.holds_back:
-            self.look_soon()
+            self.schedule_replan()
 
-    def look_soon(self) -> None:
+    def schedule_replan(self) -> None:
         """Plan again soon: something has changed that the plan depends on."""
         self._look_again(0.0)
 
@@ -244,7 +244,7 @@ class Models:
             return
         self._follow_catalogue()
         now = self._loop.now()
-        models = [host.look(now) for host in self]
+        models = [host.residency_entry(now) for host in self]
         snapshot = self._snapshot(now, models)
         moves, self._room_bytes = residency.plan(snapshot), max(0, residency.most_bytes(snapshot))
         for host in self:
@@ -263,7 +263,7 @@ class Models:
     def _load(self, host: ModelHost) -> None:
         def done(error: BaseException | None) -> None:
             if error is not None:
-                host.could_not_load(error)
+                host.on_load_failed(error)
 
         host.load(done)
 

@@ -30,7 +30,7 @@ LOOP_S = 10.0
 """How long the loop's own calls may take, in seconds, since all clients wait; they take some microseconds mostly."""
 
 
-class Borrowed:
+class RemoteRef:
     """Handle for something of the engine's, which the engine frees when the handle is gone. As a ``Chunk``, it is
     ``encoded`` or not."""
 
@@ -66,7 +66,7 @@ class RemoteEngine:
         self._mine = threading.local()
         self._lock = threading.Lock()
         self._freed: deque[tuple[int, int]] = deque()
-        self._lent: WeakValueDictionary[int, Borrowed] = WeakValueDictionary()
+        self._lent: WeakValueDictionary[int, RemoteRef] = WeakValueDictionary()
         number = Coder(lambda lent, _: lent.number, lambda value, _: self._borrow(value))
         self._calls = calls(number, number, Coder(number.write, lambda value, _: self._chunk(value)))
         # The process that reads model files has no business with relays, and their secret.
@@ -99,7 +99,7 @@ class RemoteEngine:
         return replace(prepared, sampler=sampler, max_tokens=max_tokens)
 
     def encode(self, chunk: Chunk, pause: YieldPoint, wanted: Callable[[], bool]) -> None:
-        assert isinstance(chunk, Borrowed)
+        assert isinstance(chunk, RemoteRef)
 
         def ask(_: float) -> bool:
             pause()
@@ -213,17 +213,17 @@ class RemoteEngine:
                 mine.limit(LOOP_S)
         return mine
 
-    def _borrow(self, number: object) -> Borrowed:
+    def _borrow(self, number: object) -> RemoteRef:
         if type(number) is not int:
             raise Malformed(f"expected a number, got {number!r:.40}")
         with self._lock:
             lent = self._lent.get(number)
             if lent is None:
-                lent = self._lent[number] = Borrowed(number, self._freed)
+                lent = self._lent[number] = RemoteRef(number, self._freed)
             lent.times += 1
             return lent
 
-    def _chunk(self, value: object) -> Borrowed:
+    def _chunk(self, value: object) -> RemoteRef:
         match value:
             case [number, bool(encoded)]:
                 chunk = self._borrow(number)

@@ -169,7 +169,7 @@ def calls(sampler: Coder, held: Coder, chunk: Coder) -> dict[str, Call]:
     return made
 
 
-class Lent:
+class RefTable:
     """Objects that the daemon has numbers of, until it has given each back as often as it got it. Safe from any
     thread."""
 
@@ -207,7 +207,7 @@ class Server:
     """Serves the daemon's threads, each by a thread of its own, which is named after its first call."""
 
     def __init__(self, load: LoadEngine) -> None:
-        self.lent = lent = Lent()
+        self.lent = lent = RefTable()
         self._calls = Calls(load)
         self._signatures = calls(
             Coder(lambda prepared, _: lent.lend(prepared), lambda number, _: lent[number].sampler),
