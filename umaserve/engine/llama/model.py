@@ -345,7 +345,7 @@ class Model:
         # llama.cpp ignores the number for models of which it can keep none.
         params.n_rs_seq = KEPT_STATES if self._keeps_states else 0
         params.pooling_type = POOLING[config.pooling]
-        # The full size would serve to cut sequences; but only the window is ever saved (figures in docs/results/reasons.md).
+        # The full size would serve to cut sequences; but only the window is ever saved (docs/results/reasons.md).
         params.swa_full = False
         params.kv_unified = not self.parts
         if self.parts:
