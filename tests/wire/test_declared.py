@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from umaserve.core.errors import RequestError
 from umaserve.wire.declared import (
-    Components,
     Declared,
     Kind,
     array,
@@ -36,6 +35,7 @@ from umaserve.wire.declared import (
     whole,
 )
 from umaserve.wire.fields import Fields
+from umaserve.wire.schema_components import Components
 
 Colour = named("Colour", choice("red", "blue"), "A colour.")
 

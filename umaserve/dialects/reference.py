@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from umaserve import __version__
-from umaserve.wire.declared import Components, Declared, Kind, Schema, string
+from umaserve.wire.declared import Declared, Kind, Schema, string
+from umaserve.wire.schema_components import Components
 
 Described = Kind[Any] | type[Declared]
 

@@ -14,7 +14,7 @@ as JSON Schema (draft 2020-12)::
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast, overload
 
@@ -161,7 +161,7 @@ class Declared(Fields):
         components: list[type[Declared]] = []
         declared: dict[str, Field[Any]] = {}
         for base in cls._bases:
-            if not _is_inline(base.__name__):
+            if not is_inline(base.__name__):
                 components.append(base)
                 continue
             further, fields = base._inherited()
@@ -173,7 +173,7 @@ class Declared(Fields):
 _TAKEN = {"values", *dir(Declared)}
 
 
-def _is_inline(name: str) -> bool:
+def is_inline(name: str) -> bool:
     return not name or name.startswith("_")
 
 
@@ -201,7 +201,7 @@ def _nullable(schema: Schema) -> Schema:
         if way in schema:
             return {**schema, way: [*schema[way], NULL]}
     target = schema.get("$ref")
-    if isinstance(target, type) and issubclass(target, Declared) and _is_inline(target.__name__):
+    if isinstance(target, type) and issubclass(target, Declared) and is_inline(target.__name__):
         return _nullable(target.schema())
     return {"oneOf": [schema, NULL]}
 
@@ -381,41 +381,3 @@ def value(**schema: Any) -> Kind[Any]:
 def named(name: str, kind: Kind[T], about: str = "") -> Kind[T]:
     """``kind`` as a component of the document."""
     return Kind({**kind.schema, **({"description": about} if about else {})}, kind.read, name)
-
-
-# -- the document ------------------------------------------------------------------------------------------------
-
-
-class Components:
-    """The schemas that a document refers to, by their names; each is added where it is first referred to."""
-
-    def __init__(self) -> None:
-        self.schemas: dict[str, Any] = {}
-        self._targets: dict[str, object] = {}
-
-    def rendered(self, value: Any) -> Any:
-        """``value`` as plain JSON: what is declared in it is written there, or referred to as a component."""
-        if isinstance(value, Mapping):
-            target = value.get("$ref")
-            if _is_declared(target):
-                return self._written({key: item for key, item in value.items() if key != "$ref"}, target)
-            return {key: self.rendered(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.rendered(item) for item in value]
-        return self._written({}, value) if _is_declared(value) else value
-
-    def _written(self, beside: Schema, target: Any) -> Any:
-        name = target.name if isinstance(target, Kind) else target.__name__
-        own = target.schema if isinstance(target, Kind) else target.schema()
-        if _is_inline(name):
-            return self.rendered({**own, **beside})
-        if name not in self._targets:
-            self._targets[name] = target  # Before the schema, which may refer to itself.
-            self.schemas[name] = self.rendered(own)
-        if self._targets[name] is not target:
-            raise TypeError(f"two schemas are called {name}")
-        return {**beside, "$ref": f"#/components/schemas/{name}"}
-
-
-def _is_declared(value: object) -> bool:
-    return isinstance(value, Kind) or (isinstance(value, type) and issubclass(value, Declared))
