@@ -24,7 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.access import keys
-from umaserve.access.keys import LOOK_EVERY_S, Key, KeyFile
+from umaserve.access.key_entries import Key
+from umaserve.access.keys import LOOK_EVERY_S, KeyFile
 from umaserve.cli import main
 from umaserve.core.errors import ConfigError, Fault, RequestError
 from umaserve.core.requests import Priority

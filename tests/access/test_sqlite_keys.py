@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from umaserve.access.keys import Key, KeyFile
+from umaserve.access.key_entries import Key
+from umaserve.access.keys import KeyFile
 from umaserve.cli import main
 from umaserve.core.errors import ConfigError
 

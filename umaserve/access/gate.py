@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from umaserve.access.keys import Key, KeyFile
+from umaserve.access.key_entries import Key
+from umaserve.access.keys import KeyFile
 from umaserve.core.errors import Fault, RequestError
 from umaserve.sessions.caller import Caller
 from umaserve.settings.addresses import is_loopback, is_wildcard, parse_address

@@ -1,4 +1,4 @@
-"""The file of API keys: its entries, their changes, and the check of a presented key. For daemons and relays alike."""
+"""The file of API keys: its changes, and the check of a presented key. For daemons and relays alike."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import datetime
 import errno
 import fcntl
 import hashlib
-import itertools
 import logging
 import math
 import os
@@ -17,39 +16,36 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import orjson
 
+from umaserve.access.key_entries import (
+    FIELDS,
+    MAX_FILE_BYTES,
+    NAME,
+    Key,
+    checked_keys,
+    entry_of,
+    key_of,
+    next_id,
+    parsed_keys,
+)
 from umaserve.core.errors import ConfigError, Fault, RequestError
-from umaserve.core.requests import Priority
-from umaserve.sessions.rates import RateLimits
-from umaserve.settings.kinds import Kind, choice, real, whole
-from umaserve.wire.fields import kind_of
 
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 WAIT_FOR_WRITERS_S = 5.0
-MAX_FILE_BYTES = 16 << 20
 MAX_PRESENTED = 256
 """The longest presented key, in characters; ours have 47 or 48."""
-MAX_MODELS = 256
-"""Most models that a key may name."""
-MAX_MODEL_BYTES = 256
 PREFIX = "uma_"
 """Beginning of the keys that ``umaserve keys add`` makes."""
 _OLDER_SUFFIX = ".db"
 """How relays called their file of keys before they had this one."""
 _TEMPORARY = ".umaserve-keys-"
 _SQLITE = b"SQLite format 3\0"
-PRIORITIES = {priority.name.lower(): priority for priority in Priority}
-OPERATOR = "operator"
-"""The class of keys whose requests are interactive, and which may see and end those of others."""
-CLASSES = {**PRIORITIES, OPERATOR: Priority.INTERACTIVE}
-"""The classes of keys, and which class their requests have."""
 _ADVICE = {
     errno.EAGAIN: "another program is changing it: try again",
     errno.ENOSPC: "make room on its disk",
@@ -58,40 +54,6 @@ _ADVICE = {
     errno.EIO: "check its disk",
 }
 """Advice on what to do when a file can't be written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One entry of the file. Times are in UTC, as 2026-01-31T12:00:00Z; older files have a date."""
-
-    id: int
-    """Number of the key, never that of another one."""
-    name: str
-    """Unique among the keys that are not revoked."""
-    sha256: str
-    """Hash of the whole key in UTF-8, in hex. A fast hash without salt is enough: 256 random bits can't be guessed."""
-    group: str
-    """Class of the key, one of ``CLASSES``: "class" in the file."""
-    requests_per_minute: float | None
-    """``None``: the daemon's setting, and no limit at a relay; 0: no limit. So are tokens."""
-    tokens_per_minute: float | None
-    models: tuple[str, ...]
-    """The models that it may use; empty: all."""
-    created: str
-    revoked: str | None
-
-    @property
-    def priority(self) -> Priority:
-        return CLASSES[self.group]
-
-    @property
-    def operator(self) -> bool:
-        """Whether it may see and end the requests of others."""
-        return self.group == OPERATOR
-
-    @property
-    def limits(self) -> RateLimits:
-        return RateLimits(self.requests_per_minute, self.tokens_per_minute)
 
 
 class KeyFile:
@@ -143,8 +105,8 @@ class KeyFile:
 
         Raises RequestError for an invalid value, and for a name that another key has.
         """
-        if not re.fullmatch(_NAME, name):
-            raise RequestError(Fault.BAD_REQUEST, "name", f"expected {_FIELDS['name'].expected}, got another string")
+        if not re.fullmatch(NAME, name):
+            raise RequestError(Fault.BAD_REQUEST, "name", f"expected {FIELDS['name'].expected}, got another string")
         presented = prefix + secrets.token_urlsafe(32)
         entry = {
             "name": name,
@@ -156,14 +118,14 @@ class KeyFile:
             "created": _now(),
         }
         try:
-            key = _key(entry)
+            key = key_of(entry)
         except ValueError as error:
             raise RequestError.of_text(Fault.BAD_REQUEST, str(error)) from None
         with self._edit() as keys:
             if name in self._by_name:
                 advice = "choose another name, or revoke that key first"
                 raise RequestError(Fault.BAD_REQUEST, "name", f"there is a key named {name}: {advice}")
-            keys.append(replace(key, id=_next_id(keys)))
+            keys.append(replace(key, id=next_id(keys)))
         return presented
 
     def fill(self, entries: Sequence[Mapping[str, object]]) -> None:
@@ -172,7 +134,7 @@ class KeyFile:
             if keys:
                 raise ConfigError(f"API keys {self._path}: it has keys already: name a new file")
             try:
-                keys.extend(_checked(entries))
+                keys.extend(checked_keys(entries))
             except ValueError as error:
                 raise ConfigError(f"API keys {self._path}: {error}") from None
 
@@ -259,7 +221,7 @@ class KeyFile:
             advice = f"convert it with umaserve keys convert {self._path} NEW.json, and name that"
             raise ConfigError(f"API keys {self._path}: an older umaserve's database: {advice}")
         try:
-            keys = _parsed(data)
+            keys = parsed_keys(data)
         except ValueError as error:
             advice = "repair the file, or move it away and make keys with umaserve keys add"
             raise ConfigError(f"API keys {self._path}: {error}: {advice}") from None
@@ -297,7 +259,7 @@ class KeyFile:
             os.close(directory)
 
     def _write(self, path: str, keys: tuple[Key, ...]) -> None:
-        data = orjson.dumps({"keys": [_entry(key) for key in keys]}, option=orjson.OPT_INDENT_2) + b"\n"
+        data = orjson.dumps({"keys": [entry_of(key) for key in keys]}, option=orjson.OPT_INDENT_2) + b"\n"
         if len(data) > MAX_FILE_BYTES:
             advice = "delete the oldest entries of revoked keys"
             raise ConfigError(f"API keys {self._path}: the file would pass {MAX_FILE_BYTES} bytes: {advice}")
@@ -364,110 +326,3 @@ def _digest(presented: str) -> str:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-# The entries.
-
-
-def _like(pattern: str, expected: str) -> Kind[str]:
-    def check(value: object) -> str:
-        if not isinstance(value, str) or not re.fullmatch(pattern, value):
-            raise ValueError
-        return value
-
-    return Kind("", expected, check)
-
-
-def _or_null(kind: Kind[Any]) -> Kind[Any]:
-    return Kind("", f"null or {kind.expected}", lambda value: None if value is None else kind.check(value))
-
-
-def _models(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not 1 <= len(value) <= MAX_MODELS:
-        raise ValueError
-    if not all(isinstance(one, str) and 1 <= len(one.encode()) <= MAX_MODEL_BYTES for one in value):
-        raise ValueError
-    return tuple(value)
-
-
-_NAME = "[A-Za-z0-9._-]{1,64}"
-_TIME = _like("[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}:[0-9]{2}Z)?", "a time such as 2026-01-31T12:00:00Z")
-_FIELDS: Mapping[str, Kind[Any]] = {
-    "id": whole(1, 10**15),
-    "name": _like(_NAME, "1 to 64 of the characters A-Z, a-z, 0-9, ., _ and -"),
-    "sha256": _like("[0-9a-f]{64}", "64 hex digits in lower case"),
-    "class": choice(*CLASSES),
-    "requests_per_minute": _or_null(real("requests/minute", 0, 10**9)),
-    "tokens_per_minute": _or_null(real("tokens/minute", 0, 10**9)),
-    "models": _or_null(Kind("", f"an array of 1 to {MAX_MODELS} names of 1 to {MAX_MODEL_BYTES} bytes", _models)),
-    "created": _TIME,
-    "revoked": _or_null(_TIME),
-}
-_DEFAULTS = {"id": 0, "models": None, "revoked": None}
-"""Values of the fields that older files don't have. Their keys get the next ids, in their order."""
-
-
-def _parsed(data: bytes) -> tuple[Key, ...]:
-    """The keys of the file. Raises ValueError, whose message quotes no value: a key may be where its hash should be."""
-    if len(data) > MAX_FILE_BYTES:
-        raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
-    try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"not valid JSON: {error}") from None
-    if not isinstance(value, dict) or list(value) != ["keys"] or not isinstance(value["keys"], list):
-        raise ValueError('expected an object with one field, the array "keys"')
-    return _checked(value["keys"])
-
-
-def _checked(entries: Sequence[object]) -> tuple[Key, ...]:
-    """The keys of these entries; raises ValueError as ``_parsed``."""
-    keys = [_key(entry, f"keys[{i}]") for i, entry in enumerate(entries)]
-    new_ids = itertools.count(_next_id(keys))
-    keys = [key if key.id else replace(key, id=next(new_ids)) for key in keys]
-    # One of two equal keys would stay valid after a revocation.
-    _check_unique("id", [key.id for key in keys])
-    _check_unique("sha256", [key.sha256 for key in keys])
-    _check_unique("name", [key.name for key in keys if key.revoked is None])
-    return tuple(keys)
-
-
-def _check_unique(field: str, values: Sequence[object]) -> None:
-    if len(set(values)) < len(values):
-        raise ValueError(f"keys: two have the same {field}")
-
-
-def _next_id(keys: Sequence[Key]) -> int:
-    # Revoked keys stay in the file, so that their ids are not used again.
-    return 1 + max((key.id for key in keys), default=0)
-
-
-def _key(entry: object, place: str = "") -> Key:
-    if not isinstance(entry, dict):
-        raise ValueError(f"{place}: expected an object, got {kind_of(entry)}")
-    prefix = f"{place}." if place else ""
-    if not entry.keys() <= _FIELDS.keys():
-        raise ValueError(f"{place}: expected the fields {', '.join(_FIELDS)} and no other")
-    values: dict[str, Any] = {}
-    for field, kind in _FIELDS.items():
-        if field not in entry and field not in _DEFAULTS:
-            raise ValueError(f"{prefix}{field}: missing, expected {kind.expected}")
-        try:
-            values[field] = kind.check(entry[field]) if field in entry else _DEFAULTS[field]
-        except ValueError:
-            raise ValueError(f"{prefix}{field}: expected {kind.expected}, got {kind_of(entry[field])}") from None
-    return Key(group=values.pop("class"), models=values.pop("models") or (), **values)
-
-
-def _entry(key: Key) -> dict[str, object]:
-    return {
-        "id": key.id,
-        "name": key.name,
-        "sha256": key.sha256,
-        "class": key.group,
-        "requests_per_minute": key.requests_per_minute,
-        "tokens_per_minute": key.tokens_per_minute,
-        "models": key.models or None,
-        "created": key.created,
-        "revoked": key.revoked,
-    }

@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from umaserve.access.keys import CLASSES, Key, KeyFile
+from umaserve.access.key_entries import CLASSES, Key
+from umaserve.access.keys import KeyFile
 from umaserve.access.sqlite_keys import convert
 from umaserve.core.errors import ConfigError, RequestError
 

@@ -10,7 +10,8 @@ from typing import Any, TypedDict
 import orjson
 
 from umaserve.access.attempts import FailedAttempts
-from umaserve.access.keys import MAX_MODELS, PRIORITIES, Key, KeyFile
+from umaserve.access.key_entries import MAX_MODELS, PRIORITIES, Key
+from umaserve.access.keys import KeyFile
 from umaserve.core.errors import ConfigError, Fault, RequestError
 from umaserve.core.exposition import PROMETHEUS
 from umaserve.http.connection import JSON, HttpConnection

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from umaserve.access.keys import Key, KeyFile
+from umaserve.access.key_entries import Key
+from umaserve.access.keys import KeyFile
 from umaserve.core.errors import Fault, RequestError, model_not_granted
 from umaserve.core.requests import Priority
 from umaserve.sessions.rates import RateLimits, Rates
