@@ -23,7 +23,7 @@ from clock import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umaserve.access import keys
+from umaserve.access import key_entries, keys
 from umaserve.access.key_entries import Key
 from umaserve.access.keys import LOOK_EVERY_S, KeyFile
 from umaserve.cli import main
@@ -489,7 +489,7 @@ def test_a_file_that_cannot_be_read_says_what_to_do(path: Path) -> None:
 
 def test_a_file_above_the_limit_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(path, {})
-    monkeypatch.setattr(keys, "MAX_FILE_BYTES", path.stat().st_size)
+    monkeypatch.setattr(key_entries, "MAX_FILE_BYTES", path.stat().st_size)
     assert KeyFile(str(path)).list()
     path.write_text(path.read_text() + " ")
     assert "larger than" in refusal(path)
