@@ -29,8 +29,7 @@ from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.session import Hold
 from umaserve.sessions.states import State
-from umaserve.stages.recorded import RecordedAnswer
-from umaserve.stages.spoken import SpokenAnswer
+from umaserve.stages.stages import Stage, stages_of
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +69,8 @@ class Connection:
         self._backlog = Backlog(services.loop, channel, self._handle_payloads, PAYLOADS_PER_TURN)
         self._input = services.input_budget.share(channel)
         self._session = self._sessions.open(self._deliver, caller)
-        self._spoken: SpokenAnswer | None = None
-        self._recorded: RecordedAnswer | None = None
+        self._stages: tuple[Stage, ...] = ()
+        """Stages of the current answer, the first one next to the session."""
         self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
         channel.handler = self
 
@@ -93,8 +92,8 @@ class Connection:
     def drained(self) -> None:
         # Channels are flushed after the turn's tick was planned: the release is for a turn of its own.
         self._loop.call_soon(functools.partial(self._sessions.release, self._session, Hold.READER))
-        if self._spoken is not None:
-            self._loop.call_soon(self._spoken.release)
+        for stage in self._stages:
+            self._loop.call_soon(stage.release)
         if self._backlog.waiting:
             self._backlog.continue_later()
 
@@ -108,12 +107,9 @@ class Connection:
         """Drop the current answer: the client no longer wants it."""
         self._input.keep(0)
         self._sessions.abandon(self._session)
-        if self._spoken is not None:
-            self._spoken.abandon()
-            self._spoken = None
-        if self._recorded is not None:
-            self._recorded.abandon()
-            self._recorded = None
+        for stage in self._stages:
+            stage.abandon()
+        self._stages = ()
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -195,13 +191,7 @@ class Connection:
             self._input.keep(0)
             self._reply(self._dialect.fail(error))
             return
-        # The stages that its outputs go through, from the last one back to the session.
-        if request.recorded is not None and (recording := self._services.recordings.begin(request.recorded)):
-            self._recorded = RecordedAnswer(recording, session.sink)
-            session.sink = self._recorded.take
-        if request.spoken is not None:
-            self._spoken = self._services.speech.answer(session.sink, request.spoken)
-            session.sink = self._spoken.take
+        session.sink, self._stages = stages_of(request, session.sink, self._services.speech, self._services.recordings)
 
     def _keep(self, feedback: Feedback) -> None:
         log_of_all = self._services.feedback
@@ -241,7 +231,7 @@ class Connection:
     def _next_request(self) -> None:
         if not self.channel.open:
             return
-        self._spoken = self._recorded = None
+        self._stages = ()
         self._session = self._sessions.open(self._deliver, self._caller)
         self._idle.postpone(self._loop.now() + self._idle_timeout)
         self._loop.call_soon(self._handle_payloads)
@@ -257,8 +247,8 @@ class Connection:
             self._end(reply.code)
         elif self.channel.congested:
             self._sessions.hold(self._session, Hold.READER)
-            if self._spoken is not None:
-                self._spoken.hold()
+            for stage in self._stages:
+                stage.hold()
 
     def _end(self, _code: int) -> None:
         """After the last reply. The code is for connections that have close codes."""

@@ -49,6 +49,12 @@ class RecordedAnswer:
                 self._recording.drop()
         return output
 
+    def hold(self) -> None:
+        """Nothing: what is kept waits for no reader."""
+
+    def release(self) -> None:
+        """Nothing, likewise."""
+
     def abandon(self) -> None:
         """The client is gone: discard the recording."""
         self._recording.drop()

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from umaserve.core.errors import ModelAwaited, RequestError
 from umaserve.core.events import Finished, Output, Placed, Prefilled, Started
-from umaserve.core.requests import Speaking
 from umaserve.daemon.http.responder import AS_IT_COMES, JSON_TYPE, Responder
 from umaserve.daemon.services import Services
 from umaserve.dialects.http import Body, miss_header
@@ -17,8 +16,8 @@ from umaserve.dialects.parameters import with_headers
 from umaserve.net.input_budget import InputShare
 from umaserve.net.timers import Timer
 from umaserve.sessions.caller import Caller
-from umaserve.sessions.session import Hold, Session
-from umaserve.stages.spoken import SpokenAnswer
+from umaserve.sessions.session import Hold
+from umaserve.stages.stages import Stage, stages_of
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +42,7 @@ class TextExchange:
         self._manager = services.sessions
         self._models = services.models
         self._speech = services.speech
+        self._recordings = services.recordings
         self._loop = services.loop
         self._responder = responder
         self._body = body
@@ -52,7 +52,8 @@ class TextExchange:
         self._unplaced = 0
         """Sessions that have no slot yet."""
         self._sessions = [self._manager.open(functools.partial(self._deliver, 0), caller)]
-        self._spoken: list[SpokenAnswer] = []
+        self._stages: list[Stage] = []
+        """Stages of all answers."""
         self._unsent: list[bytes] = []
         """Events not yet sent."""
         self._headers: list[tuple[str, str]] = []
@@ -88,8 +89,8 @@ class TextExchange:
                     admitted=index > 0,
                     arrived_at=self._arrived_at,
                 )
-                if request.spoken is not None:
-                    self._speak(session, request.spoken)
+                session.sink, stages = stages_of(request, session.sink, self._speech, self._recordings)
+                self._stages += stages
             self._ping_later()
         except ModelAwaited as awaited:
             self._memory.keep(len(content))
@@ -117,25 +118,20 @@ class TextExchange:
             self._responder.write(self._body.ping())
         self._ping_later()
 
-    def _speak(self, session: Session, speaking: Speaking) -> None:
-        spoken = self._speech.answer(session.sink, speaking)
-        session.sink = spoken.take
-        self._spoken.append(spoken)
-
     def release(self) -> None:
         """The reader is below the low-water mark again."""
         for session in self._sessions:
             self._manager.release(session, Hold.READER)
-        for spoken in self._spoken:
-            spoken.release()
+        for stage in self._stages:
+            stage.release()
 
     def abandon(self) -> None:
         """The client has disconnected, or has its error."""
         self._end()
         for session in self._sessions:
             self._manager.abandon(session)
-        for spoken in self._spoken:
-            spoken.abandon()
+        for stage in self._stages:
+            stage.abandon()
 
     def _deliver(self, index: int, output: Output | RequestError) -> None:
         """The sessions' sink."""
@@ -204,8 +200,8 @@ class TextExchange:
         if self._responder.congested:
             for session in self._sessions:
                 self._manager.hold(session, Hold.READER)
-            for spoken in self._spoken:
-                spoken.hold()
+            for stage in self._stages:
+                stage.hold()
 
     def _end(self) -> None:
         self._ended = True
