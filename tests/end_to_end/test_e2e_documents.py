@@ -130,7 +130,7 @@ def test_the_blocks_show_what_they_say(document: Path, daemon: Daemon, tmp_path:
     pytest.importorskip("openai")
     (tmp_path / "run").symlink_to(Path(daemon.path).parent)
     (tmp_path / ".venv/bin").mkdir(parents=True)
-    (tmp_path / ".venv/bin/activate").write_text(f"PATH={PROGRAMS}:$PATH\n")
+    (tmp_path / ".venv/bin/activate").write_text(f'PATH="{PROGRAMS}:$PATH"\n')
     for block in BY_DOCUMENT[document]:
         written = show(block, tmp_path, daemon.http)
         assert "Traceback" not in written

@@ -146,7 +146,7 @@ class CountedDaemon:
         self._engine = CountingEngine()
         self._handle = Handle(self._engine)
         self._clock = Clock()
-        self._loop_calls = CallCounter(Loop.turn.__code__)
+        self._loop_calls = CallCounter(server.Server._turn.__code__)
         self._compute_calls = CallCounter(RemoteEngine.run.__code__)
         path = os.path.join(folder, "uma.sock")
         self._open = functools.partial(Client, path)
@@ -165,9 +165,9 @@ class CountedDaemon:
 
     def _turn(self) -> None:
         self._clock.now += TICK_S
-        self._server._loop.turn()
+        self._server._turn()
 
-    def _turns(self) -> None:
+    def _turns(self, _turn: Callable[[], None]) -> None:
         while self._server._models.default.loaded is None:
             self._turn()
         clients = [self._open(number) for number in range(self._streams)]
