@@ -888,7 +888,9 @@ def test_the_time_that_a_request_waits_unread_counts(new_world: NewWorld) -> Non
     world = new_world(3 * GIB, {"chat": 2 * GIB, "code": 2 * GIB})
     stream = world.ask("chat", max_tokens=150)
     body, responder = UnreadBody(world.models), Mock()
-    services = SimpleNamespace(loop=world.loop, sessions=world.sessions, models=world.models, speech=None)
+    services = SimpleNamespace(
+        loop=world.loop, sessions=world.sessions, models=world.models, speech=None, recordings=None
+    )
     exchange = TextExchange(services, responder, body, CALLER, Mock(), {})
     exchange.start(b"one two")
     world.turn(4.0)
