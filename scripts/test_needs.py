@@ -128,7 +128,9 @@ def quick_packages() -> list[str]:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["quick"]:
-            print(*filter(is_quick, sorted(TESTS.rglob("test_*.py"))), sep="\n")
+            # Relative, since scripts/test-quick parts them at spaces, which the checkout's path may have.
+            quick = filter(is_quick, sorted(TESTS.rglob("test_*.py")))
+            print(*(path.relative_to(ROOT) for path in quick), sep="\n")
         case ["quick-packages"]:
             print(*quick_packages(), sep="\n")
         case arguments:
