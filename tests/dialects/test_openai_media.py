@@ -209,7 +209,8 @@ def test_a_prompts_images_are_freed_while_its_answer_is_written() -> None:
 
     def held() -> int:
         data = url.removeprefix(PNG)
-        return sum(isinstance(one, Image) and one.data == data for one in gc.get_objects())
+        # Not isinstance, which asks a weak reference's proxy for what may be gone.
+        return sum(type(one) is Image and one.data == data for one in gc.get_objects())
 
     asked = body.receive(json.dumps({"messages": [{"role": "user", "content": content}]}).encode())
     assert held() == 1

@@ -323,7 +323,11 @@ def test_rule_5_whoever_waited_too_long_is_overtaken_by_no_newcomer(snapshot: Sn
 
 @given(snapshots(), st.floats(0.001, 100.0))
 def test_rule_5_without_targets_of_their_own_the_order_is_that_of_arrival(snapshot: Snapshot, target: float) -> None:
-    plain = [one._replace(target_ttft_s=target, own_target=False, resumes=False) for one in snapshot.prompts]
+    plain = [
+        # Microseconds: closer arrivals have the same deadline, by rounding.
+        one._replace(arrived_at=round(one.arrived_at, 6), target_ttft_s=target, own_target=False, resumes=False)
+        for one in snapshot.prompts
+    ]
     order = planned_first(dataclasses.replace(snapshot, prompts=plain))
     for background in (False, True):
         line = [one for one in plain if in_background(one) == background]
