@@ -152,6 +152,32 @@ def query_of(declared: type[Declared]) -> tuple[Parameter, ...]:
     return tuple(made)
 
 
+HANDSHAKE = (
+    Parameter(
+        "model", "query", about='The model of messages that name none, or "default"; without it, the default model.'
+    ),
+    Parameter(
+        "Sec-WebSocket-Protocol",
+        "header",
+        string(description="`umaserve`, and `bearer.KEY` where a key is needed."),
+    ),
+)
+"""Parameters of a request for a WebSocket."""
+
+
+def upgraded(error: Described, about: str = ".", *, also: Schema | None = None) -> dict[str, Reply]:
+    """Replies to a request for a WebSocket. ``about``: what is said besides of the one that comes of it; ``also``: the
+    schemas of its messages."""
+    return {
+        "101": Reply(f"The connection is a WebSocket from here on{about}", also=also or {}),
+        "426": Reply(
+            "The request is no WebSocket handshake of version 13.",
+            error,
+            headers={"Upgrade": {"schema": {"const": "websocket"}}},
+        ),
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One method of one path."""

@@ -43,6 +43,11 @@ FRAME = Frame(
     },
 )
 
+_HEALTH = {
+    "200": Reply("OK", json=Health),
+    "503": Reply("The model is being loaded, or a thread of the server does not advance.", json=one_of(Loading, Stuck)),
+}
+
 REFERENCE = Reference(
     "operation",
     "",
@@ -88,13 +93,7 @@ REFERENCE = Reference(
             "health",
             "Whether the model is loaded, and all threads advance",
             security=(),
-            replies={
-                "200": Reply("OK", json=Health),
-                "503": Reply(
-                    "The model is being loaded, or a thread of the server does not advance.",
-                    json=one_of(Loading, Stuck),
-                ),
-            },
+            replies=_HEALTH,
         ),
         ("GET", "/health/live"): Operation(
             "live",
@@ -163,13 +162,7 @@ REFERENCE = Reference(
             "healthV1",
             "Whether the model is loaded, and all threads advance",
             security=(),
-            replies={
-                "200": Reply("OK", json=Health),
-                "503": Reply(
-                    "The model is being loaded, or a thread of the server does not advance.",
-                    json=one_of(Loading, Stuck),
-                ),
-            },
+            replies=_HEALTH,
         ),
     },
 )

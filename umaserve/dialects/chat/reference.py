@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from umaserve.dialects.chat.schemas import SpokenChatMessage, SpokenChatRequest
 from umaserve.dialects.openai.reference import ERRORS
-from umaserve.dialects.reference import Operation, Parameter, Reference, Reply
+from umaserve.dialects.reference import HANDSHAKE, Operation, Reference, upgraded
 from umaserve.dialects.schemas import Error
-from umaserve.wire.declared import string
 
 REFERENCE = Reference(
     "umaserve",
@@ -25,30 +24,10 @@ REFERENCE = Reference(
                 "base64."
             ),
             tag="umaserve",
-            parameters=(
-                Parameter(
-                    "model",
-                    "query",
-                    string(),
-                    ('The model of messages that name none, or "default"; without it, the default model.'),
-                ),
-                Parameter(
-                    "Sec-WebSocket-Protocol",
-                    "header",
-                    string(description="`umaserve`, and `bearer.KEY` where a key is needed."),
-                ),
+            parameters=HANDSHAKE,
+            replies=upgraded(
+                Error, also={"x-client-message": SpokenChatRequest, "x-server-message": SpokenChatMessage}
             ),
-            replies={
-                "101": Reply(
-                    "The connection is a WebSocket from here on.",
-                    also={"x-client-message": SpokenChatRequest, "x-server-message": SpokenChatMessage},
-                ),
-                "426": Reply(
-                    "The request is no WebSocket handshake of version 13.",
-                    json=Error,
-                    headers={"Upgrade": {"schema": {"const": "websocket"}}},
-                ),
-            },
         ),
     },
 )

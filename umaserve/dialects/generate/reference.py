@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from umaserve.dialects.generate.schemas import ClientMessage, ErrorMessage, Generated, GenerateRequest, ServerMessage
-from umaserve.dialects.reference import CACHE_MISS, Body, Errors, Operation, Parameter, Reference, Reply
-from umaserve.wire.declared import string
+from umaserve.dialects.reference import (
+    CACHE_MISS,
+    HANDSHAKE,
+    MAX_TOKENS,
+    Body,
+    Errors,
+    Operation,
+    Reference,
+    Reply,
+    upgraded,
+)
 
 ERRORS = Errors("Generate", ErrorMessage, "As elsewhere, as an error message.", "As elsewhere, as an error message.")
 
@@ -57,10 +66,7 @@ REFERENCE = Reference(
                         ),
                     ),
                     headers={
-                        "x-umaserve-max-tokens": {
-                            "description": "The server's --max-tokens, where the operator set it.",
-                            "schema": {"type": "integer", "minimum": 1},
-                        },
+                        "x-umaserve-max-tokens": MAX_TOKENS,
                         "x-umaserve-cache-miss": CACHE_MISS,
                     },
                 )
@@ -78,30 +84,8 @@ REFERENCE = Reference(
                 "they are not kept.\n\nWhere keys are needed and the client can't set Authorization, it offers "
                 "the subprotocols `umaserve` and `bearer.KEY`, or its first message has the key in `auth`."
             ),
-            parameters=(
-                Parameter(
-                    "model",
-                    "query",
-                    string(),
-                    ('The model of messages that name none, or "default"; without it, the default model.'),
-                ),
-                Parameter(
-                    "Sec-WebSocket-Protocol",
-                    "header",
-                    string(description="`umaserve`, and `bearer.KEY` where a key is needed."),
-                ),
-            ),
-            replies={
-                "101": Reply(
-                    "The connection is a WebSocket from here on.",
-                    also={"x-client-message": ClientMessage, "x-server-message": ServerMessage},
-                ),
-                "426": Reply(
-                    "The request is no WebSocket handshake of version 13.",
-                    json=ErrorMessage,
-                    headers={"Upgrade": {"schema": {"const": "websocket"}}},
-                ),
-            },
+            parameters=HANDSHAKE,
+            replies=upgraded(ErrorMessage, also={"x-client-message": ClientMessage, "x-server-message": ServerMessage}),
         ),
     },
 )

@@ -29,6 +29,7 @@ from umaserve.dialects.llama_server.schemas import (
 from umaserve.dialects.openai.schemas import ChatRequest
 from umaserve.dialects.reference import (
     CACHE_MISS,
+    MAX_TOKENS,
     Body,
     Described,
     Errors,
@@ -62,10 +63,7 @@ _ANSWERS = Reply(
         "event.",
     ),
     headers={
-        "x-umaserve-max-tokens": {
-            "description": "The server's --max-tokens, where the operator set it.",
-            "schema": {"type": "integer", "minimum": 1},
-        },
+        "x-umaserve-max-tokens": MAX_TOKENS,
         "x-umaserve-cache-miss": CACHE_MISS,
     },
 )

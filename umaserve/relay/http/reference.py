@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from umaserve.dialects.reference import Body, Errors, Frame, Operation, Parameter, Reference, Reply
+from umaserve.dialects.reference import Body, Errors, Frame, Operation, Parameter, Reference, Reply, upgraded
+from umaserve.relay.http.admin_reference import FOR_ADMINISTRATORS
 from umaserve.relay.http.schemas import (
     AnthropicModel,
     AnthropicModels,
     AnyError,
-    CreateKeyBody,
-    CreateKeyReply,
     DeleteResponseReply,
-    DrainWorkerBody,
     Error,
     Health,
     ListInputItemsReply,
-    ListKeysReply,
-    ListWorkersReply,
     Model,
     ModelList,
     OllamaTagsReply,
     OllamaVersionReply,
-    RefreshWorkerReply,
     Request,
     Response,
     ResponseRequest,
     TranscribeBody,
-    Worker,
 )
 from umaserve.wire.declared import any_of, string, value
 
@@ -104,17 +98,11 @@ _RESPONSE = {
         content={"text/event-stream": string()},
     )
 }
-_WEBSOCKET = {
-    "101": Reply(
-        "The connection is a WebSocket from here on, whose frames go to a worker and come from it as they are. It is "
-        "one request to the worker, from the first frame to its close."
-    ),
-    "426": Reply(
-        "The request is no WebSocket handshake of version 13.",
-        json=Error,
-        headers={"Upgrade": {"schema": {"const": "websocket"}}},
-    ),
-}
+_WEBSOCKET = upgraded(
+    Error,
+    ", whose frames go to a worker and come from it as they are. It is one request to the worker, from the first frame "
+    "to its close.",
+)
 _KEPT = (
     "The relay keeps the response, and what is said of that in an answer in one piece is its own: store, background, "
     "previous_response_id. A stream passes as the worker sends it, and only umaserve's workers say the same in it. A "
@@ -351,81 +339,6 @@ REFERENCE = Reference(
                 )
             },
         ),
-        ("GET", "/admin/workers"): Operation(
-            "listWorkers",
-            "All workers",
-            tag="operation",
-            security=[{"admin": []}],
-            replies={"200": Reply("OK", json=ListWorkersReply)},
-        ),
-        ("GET", "/admin/stats"): Operation(
-            "stats",
-            "The numbers of /metrics",
-            tag="operation",
-            security=[{"admin": []}],
-            replies={"200": Reply("OK", json=value(type="object"))},
-        ),
-        ("GET", "/admin/metrics"): Operation(
-            "adminMetrics",
-            "The metrics, with the usage of all keys",
-            tag="operation",
-            security=[{"admin": []}],
-            replies={"200": Reply("OK", content={"text/plain": string(description="Prometheus' text format.")})},
-        ),
-        ("POST", "/admin/workers/{id}/drain"): Operation(
-            "drainWorker",
-            "Let a worker finish what it has, and go",
-            tag="operation",
-            security=[{"admin": []}],
-            parameters=(Parameter("id", "path", string()),),
-            body=Body(DrainWorkerBody, required=False),
-            replies={"200": Reply("OK", json=Worker)},
-        ),
-        ("POST", "/admin/drain"): Operation(
-            "drainAll",
-            "Let all workers finish what they have, and go",
-            tag="operation",
-            security=[{"admin": []}],
-            body=Body(DrainWorkerBody, required=False),
-            replies={"200": Reply("OK", json=ListWorkersReply)},
-        ),
-        ("POST", "/admin/workers/{id}/refresh"): Operation(
-            "refreshWorker",
-            "Ask a worker for its models",
-            tag="operation",
-            security=[{"admin": []}],
-            parameters=(Parameter("id", "path", string()),),
-            replies={"200": Reply("OK", json=RefreshWorkerReply)},
-        ),
-        ("POST", "/admin/refresh"): Operation(
-            "refreshAll",
-            "Ask all workers for their models",
-            tag="operation",
-            security=[{"admin": []}],
-            replies={"200": Reply("OK", json=RefreshWorkerReply)},
-        ),
-        ("GET", "/admin/keys"): Operation(
-            "listKeys",
-            "The clients' keys, without the keys themselves",
-            tag="operation",
-            security=[{"admin": []}],
-            replies={"200": Reply("OK", json=ListKeysReply)},
-        ),
-        ("POST", "/admin/keys"): Operation(
-            "createKey",
-            "A new key for a client",
-            tag="operation",
-            security=[{"admin": []}],
-            body=Body(CreateKeyBody),
-            replies={"201": Reply("Created", json=CreateKeyReply)},
-        ),
-        ("DELETE", "/admin/keys/{id}"): Operation(
-            "revokeKey",
-            "End a key",
-            tag="operation",
-            security=[{"admin": []}],
-            parameters=(Parameter("id", "path", string()),),
-            replies={"200": Reply("OK", json=RefreshWorkerReply)},
-        ),
+        **FOR_ADMINISTRATORS,
     },
 )

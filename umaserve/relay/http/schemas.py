@@ -173,12 +173,12 @@ class ListWorkersReply(Declared):
     workers = required(array(Worker))
 
 
-class DrainWorkerBody(Declared):
+class DrainBody(Declared):
     reason = omittable(string())
     drain_timeout_secs = omittable(number(0, 3600), "Without it, --drain-timeout.")
 
 
-class RefreshWorkerReply(Declared):
+class Done(Declared):
     status = required(const("ok"))
 
 
