@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from umaserve.core.requests import Attachment, Audio, ChatTurn, Image, Media, Video
-from umaserve.dialects.schemas import AudioItem, ImageItem, TextItem, VideoItem
+from umaserve.dialects.schemas import MAX_ITEMS, AudioItem, ImageItem, TextItem, VideoItem
 from umaserve.wire.declared import array, by_type
 from umaserve.wire.fields import Fields, bad_request, out_of_range
 
 MAX_MEDIA = 64
 """Images, recordings and videos of one conversation."""
 
-MAX_ITEMS = 256
-MAX_SLICES = 64
 _ITEMS = array(by_type(TextItem, ImageItem, AudioItem, VideoItem), 1, MAX_ITEMS, of="items")
 
 

@@ -13,6 +13,7 @@ from umaserve.wire import fields
 from umaserve.wire.declared import (
     Declared,
     Kind,
+    array,
     boolean,
     choice,
     const,
@@ -20,6 +21,7 @@ from umaserve.wire.declared import (
     named,
     nullable,
     number,
+    one_of,
     optional,
     required,
     string,
@@ -33,6 +35,8 @@ DEFAULTS = requests.Sampling(temperature=1.0, top_p=1.0)
 """OpenAI and Anthropic document these two; the other defaults are this server's own."""
 MAX_ID_BYTES = 256
 MAX_TURNS = 1024
+MAX_ITEMS = 256
+"""Most texts and media of one message."""
 MAX_KWARGS_BYTES = 64 * 1024
 MAX_STOPS, MAX_STOP_BYTES = 16, 256
 MAX_BIASES = 1024
@@ -258,6 +262,14 @@ class VideoItem(Declared):
     stack_frames = optional(
         whole(1, 16), "Pictures of each second; those after the first are tiled into one.", default=1
     )
+
+
+def content_with(sound: type[Declared], about: str = "") -> Kind[Any]:
+    """Content of a message: a text, or an array of texts and media. ``sound``: its form of recordings; ``about``: what
+    is said of the array besides."""
+    order = "Texts that follow each other are lines; images, recordings and films stand where they are among them."
+    items = one_of(TextItem, ImageItem, sound, VideoItem)
+    return one_of(string(), array(items, 1, MAX_ITEMS, description=order + about))
 
 
 FinishReason = named(

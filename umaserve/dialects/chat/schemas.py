@@ -8,9 +8,7 @@ from umaserve.dialects.schemas import (
     MAX_TURNS,
     MIN_SAMPLE_RATE,
     Base64,
-    ImageItem,
-    TextItem,
-    VideoItem,
+    content_with,
 )
 from umaserve.wire.declared import (
     Declared,
@@ -18,7 +16,6 @@ from umaserve.wire.declared import (
     choice,
     const,
     number,
-    one_of,
     optional,
     required,
     string,
@@ -39,18 +36,7 @@ class SamplesItem(Declared):
 
 class _Message(Declared):
     role = required(choice("system", "user", "assistant"))
-    content = required(
-        one_of(
-            string(),
-            array(
-                one_of(TextItem, ImageItem, SamplesItem, VideoItem),
-                1,
-                256,
-                description="Texts that follow each other are lines; images, recordings and films stand where they are "
-                "among them.",
-            ),
-        )
-    )
+    content = required(content_with(SamplesItem))
 
 
 class Generation(Declared):

@@ -10,13 +10,11 @@ from umaserve.dialects.schemas import (
     AudioItem,
     Computation,
     FinishReason,
-    ImageItem,
     Sampling,
     Targets,
     TemplateKwargs,
-    TextItem,
     Thoughts,
-    VideoItem,
+    content_with,
 )
 from umaserve.wire.declared import (
     Declared,
@@ -63,18 +61,7 @@ class Parameters(Sampling, Computation):
 
 class GenerateMessage(Declared):
     role = required(choice(*ROLES))
-    content = required(
-        one_of(
-            string(),
-            array(
-                one_of(TextItem, ImageItem, AudioItem, VideoItem),
-                1,
-                256,
-                description="Texts that follow each other are lines; images, recordings and films stand where they are "
-                "among them. What a model takes is in /v1/models.",
-            ),
-        )
-    )
+    content = required(content_with(AudioItem, " What a model takes is in /v1/models."))
 
 
 class Options(Thoughts, TemplateKwargs):
@@ -126,9 +113,7 @@ class WholeTiming(Declared):
     total_ms = required(number())
 
 
-class Generated(Declared):
-    id = required(string())
-    model = required(string())
+class _Ended(Declared):
     generated_text = required(string())
     reasoning = omittable(string(), _THOUGHTS)
     finish_reason = required(FinishReason)
@@ -136,6 +121,11 @@ class Generated(Declared):
     token_ids = omittable(array(whole()), "Without a stream.")
     logprobs = omittable(array(ScoredTokens))
     timing = omittable(WholeTiming)
+
+
+class Generated(_Ended):
+    id = required(string())
+    model = required(string())
 
 
 class Config(_Asked):
@@ -200,16 +190,9 @@ class TokenMessage(Declared):
     finished = required(boolean())
 
 
-class CompletionMessage(Declared):
+class CompletionMessage(_Ended):
     type = required(const("completion"))
     request_id = required(string())
-    generated_text = required(string())
-    reasoning = omittable(string(), _THOUGHTS)
-    finish_reason = required(FinishReason)
-    usage = required(Usage)
-    token_ids = omittable(array(whole()), "Without a stream.")
-    logprobs = omittable(array(ScoredTokens))
-    timing = omittable(WholeTiming)
 
 
 class StatusMessage(Declared):
