@@ -296,7 +296,8 @@ class ListedModel:
     """Kinds of media that the model takes besides text, of "image", "audio" and "video"; ``None`` where that is known
     once it is loaded."""
     context_tokens: int = 0
-    """The limit of prompt and answer together; of a model that has not been loaded, by its settings."""
+    """The limit of prompt and answer together; of a model that has not been loaded, by its settings: it is less where
+    the model was trained with less."""
     room_bytes: int | None = None
     """The memory that it could have at the latest look, if all models that are not pinned were unloaded; ``None``
     where it is loaded."""

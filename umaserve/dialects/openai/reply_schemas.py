@@ -281,7 +281,9 @@ class Model(Declared):
     meta = omittable(_Meta, "Once the model has been loaded.")
     status = required(_Status)
     context_length = required(
-        whole(1), "Tokens that prompt and answer may have together. Of a model that was never loaded, by its settings."
+        whole(1),
+        "Tokens that prompt and answer may have together. Of a model that was never loaded, by its settings: "
+        "less, if it was trained with less.",
     )
     max_model_len = required(whole(1), "As context_length.")
     max_tokens = required(whole(1), "Tokens of the longest answer: --max-tokens, or as context_length.")
