@@ -79,8 +79,8 @@ class LostStreams(World):
     def streaming(self, request_id: str = "r", caller: Caller = ORIGIN, tokens: int = 3) -> tuple[Remembering, Session]:
         """A stream whose connection is still there."""
         dialect = Remembering(request_id)
-        session = self.sessions.open(self.received.append, caller)
-        self.sessions.request(session, Generate(request_id, "hello"), self.clock.now)
+        request = Generate(request_id, "hello")
+        session = self.sessions.start(request, self.received.append, caller, self.clock.now)
         self.sessions.prompt_done(session)
         for token in range(tokens):
             dialect.send(Token(str(token), token))
@@ -88,10 +88,12 @@ class LostStreams(World):
 
     def keep(self, request_id: str = "r", caller: Caller = ORIGIN, tokens: int = 3) -> tuple[Remembering, Session]:
         dialect, session = self.streaming(request_id, caller, tokens)
-        self.detached.keep(dialect, session)
+        self.detached.keep(dialect, session, caller)
         return dialect, session
 
-    def take(self, request_id: str = "r", caller: Caller = ORIGIN, position: int = 0) -> tuple[Session, list[bytes]]:
+    def take(
+        self, request_id: str = "r", caller: Caller = ORIGIN, position: int = 0
+    ) -> tuple[Session | None, list[bytes]]:
         _dialect, session, missed = self.detached.take(request_id, caller.tenant, position)
         return session, missed
 
@@ -142,7 +144,7 @@ def test_a_reader_that_was_behind_holds_back_its_successor_no_more(world: LostSt
     dialect, session = world.streaming()
     world.sessions.hold(session, Hold.READER)
     world.sessions.hold(session, Hold.PAUSE)
-    world.detached.keep(dialect, session)
+    world.detached.keep(dialect, session, ORIGIN)
     assert session.holds == {Hold.DETACHED, Hold.PAUSE}
     world.take()
     world.sessions.release(session, Hold.DETACHED)
@@ -157,7 +159,7 @@ def test_a_generation_can_be_lost_and_taken_again_and_again(world: LostStreams) 
         taken, _missed = world.take()
         assert taken is session
         world.turn(WINDOW - 1)
-        world.detached.keep(dialect, session)
+        world.detached.keep(dialect, session, ORIGIN)
     assert session.running
 
 
@@ -254,7 +256,7 @@ class Connected:
     def abort(self) -> None:
         self.aborted += 1
         self.world.detached.unwatch(self.request_id)
-        self.world.detached.keep(self.dialect, self.session)
+        self.world.detached.keep(self.dialect, self.session, ORIGIN)
 
 
 def test_a_resume_takes_over_from_a_connection_that_is_still_open(world: LostStreams) -> None:
@@ -303,7 +305,7 @@ def test_what_cannot_be_kept_ends_with_its_connection(make: Callable[..., LostSt
     if reason == "no request":
         dialect.request_id = None
     world.sessions.draining = reason == "draining"
-    world.detached.keep(dialect, session)
+    world.detached.keep(dialect, session, ORIGIN)
     assert (session.state, len(world.detached)) == (State.DONE, 0)
     assert world.detached.enabled == (reason != "no window")
 
@@ -331,15 +333,14 @@ def test_one_that_ended_meanwhile_is_told_of_and_makes_way_for_the_next_request(
     taken, missed = world.take(position=3)
     assert len(missed) == delivered
     if not delivered:
-        # The end is still to be delivered, to the new connection, which then opens another session itself.
+        # The end is still to be delivered, to the new connection.
         assert taken is session
         taken.sink = world.received.append
         world.deliver()
         assert [type(output) for output in world.received] == [RequestError if fails else Finished]
         return
     assert isinstance(dialect.told[-1], RequestError if fails else Finished)
-    assert (taken.state, taken.caller) == (State.RECV_REQ, ORIGIN)
-    world.sessions.request(taken, Generate("next", "hello"), world.clock.now)
+    assert taken is None
 
 
 def test_one_whose_end_was_delivered_before_the_connection_was_lost_can_be_replayed(world: LostStreams) -> None:
@@ -347,17 +348,16 @@ def test_one_whose_end_was_delivered_before_the_connection_was_lost_can_be_repla
     world.sessions.finish(session, FinishReason.STOP)
     session.sink = lambda output: dialect.send(output)
     world.deliver()
-    world.detached.keep(dialect, session)
+    world.detached.keep(dialect, session, ORIGIN)
     taken, missed = world.take(position=3)
-    assert (taken.state, len(missed)) == (State.RECV_REQ, 1)
+    assert (taken, len(missed)) == (None, 1)
     world.turn(2 * WINDOW)
 
 
 def test_a_prompt_is_kept_as_well_and_not_computed(world: LostStreams) -> None:
     dialect = Remembering("r")
-    session = world.sessions.open(world.received.append, ORIGIN)
-    world.sessions.request(session, Generate("r", "hello"), 0.0)
-    world.detached.keep(dialect, session)
+    session = world.sessions.start(Generate("r", "hello"), world.received.append, ORIGIN, 0.0)
+    world.detached.keep(dialect, session, ORIGIN)
     assert (session.state, list(world.sessions.held())) == (State.PREFILL, [session])
     world.take()
     world.sessions.release(session, Hold.DETACHED)

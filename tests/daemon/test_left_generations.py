@@ -44,8 +44,7 @@ class Process(World):
         dialect = self.dialect()
         request = dialect.receive(json.dumps({"type": "config", "prompt": "Once", **config}).encode())
         assert isinstance(request, Generate)
-        session = self.sessions.open(dialect.send, ALICE)
-        self.sessions.request(session, request, self.clock.now)
+        session = self.sessions.start(request, dialect.send, ALICE, self.clock.now)
         session.announced = known
         if known:
             dialect.send(Started())
@@ -58,7 +57,7 @@ class Process(World):
         for left in unpack(pack(generations, 1 << 20)):
             self.detached.take_over(left, self.dialect())
 
-    def resume(self, position: int, caller: Caller = ALICE) -> tuple[Session, list[dict[str, object]]]:
+    def resume(self, position: int, caller: Caller = ALICE) -> tuple[Session | None, list[dict[str, object]]]:
         _dialect, session, missed = self.detached.take("gen_1", caller.tenant, position)
         return session, [json.loads(message) for message in missed][1:]
 
@@ -84,12 +83,12 @@ def test_its_own_tenant_finds_it_and_nobody_else(process: Process, following: Pr
 
         def restart() -> None:
             assert process.detached.can_leave(dialect, session)
-            process.detached.keep(dialect, session)
+            process.detached.keep(dialect, session, ALICE)
 
         process.detached.watch("gen_1", ALICE.tenant, restart, restart)
         process.detached.restart_all()
     else:
-        process.detached.keep(dialect, session)
+        process.detached.keep(dialect, session, ALICE)
         process.detached.leave_all()
     assert (session.state, len(process.detached)) == (State.DONE, 0)
     following.take_over(process.detached.left)
@@ -99,6 +98,7 @@ def test_its_own_tenant_finds_it_and_nobody_else(process: Process, following: Pr
     again, missed = following.resume(1)
     assert [message["token"] for message in missed] == ["1 ", "2 "]
     assert missed[-1]["generated_text"] == "0 1 2 "
+    assert again is not None
     assert (again.generated, again.holds, again.caller) == ([0, 1, 2], {Hold.DETACHED}, ALICE)
     assert again.begun is not None
     assert again.begun.text == "0 1 2 "
@@ -106,19 +106,18 @@ def test_its_own_tenant_finds_it_and_nobody_else(process: Process, following: Pr
 
 def test_one_that_has_ended_can_still_be_read(process: Process, following: Process) -> None:
     dialect, session = process.begin(options={"stream": False}, tokens=0)
-    process.detached.keep(dialect, session)
+    process.detached.keep(dialect, session, ALICE)
     process.sessions.put(session, Token("Once more", 7))
     process.sessions.finish(session, FinishReason.LENGTH)
     process.detached.leave_all()
     following.take_over(process.detached.left)
     again, (completion,) = following.resume(0)
+    assert again is None
     assert (completion["type"], completion["generated_text"]) == ("completion", "Once more")
-    # The connection's next request has this session.
-    following.sessions.request(again, Generate("next", "hello"), 0.0)
 
 
 def test_it_has_what_is_left_of_its_window(process: Process, following: Process) -> None:
-    process.detached.keep(*process.begin())
+    process.detached.keep(*process.begin(), ALICE)
     process.turn(WINDOW - 20)
     before = time.time()
     process.detached.leave_all()
@@ -134,7 +133,7 @@ def test_it_has_what_is_left_of_its_window(process: Process, following: Process)
 
 @pytest.mark.parametrize("expires_at", [0.0, float("nan"), float("-inf")])
 def test_one_whose_time_is_over_is_gone(process: Process, following: Process, expires_at: float) -> None:
-    process.detached.keep(*process.begin())
+    process.detached.keep(*process.begin(), ALICE)
     process.detached.leave_all()
     (left,) = process.detached.left
     following.take_over([Left(left.caller, left.kept, left.begun, expires_at)])
@@ -142,7 +141,7 @@ def test_one_whose_time_is_over_is_gone(process: Process, following: Process, ex
 
 
 def test_one_of_a_time_that_is_far_away_is_kept_no_longer_than_others(process: Process, following: Process) -> None:
-    process.detached.keep(*process.begin())
+    process.detached.keep(*process.begin(), ALICE)
     process.detached.leave_all()
     (left,) = process.detached.left
     following.take_over([Left(left.caller, left.kept, left.begun, float("inf"))] * 2)
@@ -158,14 +157,14 @@ def test_what_nobody_could_resume_is_not_left(reason: str) -> None:
     prompt = [{"role": "user", "content": [image]}] if reason == "large media" else "Once"
     dialect, session = process.begin(known=reason != "unknown id", tokens=0, prompt=prompt)
     assert not process.detached.can_leave(dialect, session)
-    process.detached.keep(dialect, session)
+    process.detached.keep(dialect, session, ALICE)
     process.detached.leave_all()
     assert (process.detached.left, session.state) == ([], State.DONE)
     process.close()
 
 
 def test_its_time_stands_still_until_it_is_left(process: Process) -> None:
-    process.detached.keep(*process.begin())
+    process.detached.keep(*process.begin(), ALICE)
     process.turn(WINDOW - 20)
     process.detached.leave_all()
     process.turn(WINDOW)
@@ -177,7 +176,7 @@ def test_its_time_stands_still_until_it_is_left(process: Process) -> None:
 def test_what_is_lost_while_the_daemon_drains_is_left_too(process: Process) -> None:
     process.detached.leave_all()
     dialect, session = process.begin()
-    process.detached.keep(dialect, session)
+    process.detached.keep(dialect, session, ALICE)
     (left,) = process.detached.left
     assert left.kept.text == "0 1 2 "
     assert len(process.detached) == 0

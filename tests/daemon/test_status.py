@@ -59,9 +59,8 @@ class BoxWorld(HttpWorld):
     def arrive(self, caller: Caller = ALICE, **wanted: Any) -> tuple[Session, list[Any]]:
         """A session, and what its client gets."""
         outputs: list[Any] = []
-        session = self.sessions.open(outputs.append, caller)
-        self.sessions.request(session, Generate(f"secret-{session.id}", PROMPT, **wanted), self.clock())
-        session.model = "stand-in"
+        request = Generate(f"secret-{self.sessions.totals.sessions}", PROMPT, **wanted)
+        session = self.sessions.start(request, outputs.append, caller, self.clock())
         return session, outputs
 
     def stream(self, session: Session, tokens: int) -> None:
@@ -256,7 +255,7 @@ def test_an_operator_ends_a_request_and_its_client_gets_an_error(world: BoxWorld
     assert world.statuses() == [200]
     world.deliver()
     assert isinstance(outputs[-1], RequestError)
-    assert (outputs[-1].fault, outputs[-1].request_id) == (Fault.ENDED, session.request_id)
+    assert (outputs[-1].fault, outputs[-1].request_id) == (Fault.ENDED, session.request.id)
     assert list(world.sessions.running()) == []
     world.send(post("/api/box/end", {"session": session.id}))
     assert b"it may have ended" in (told := world.received())

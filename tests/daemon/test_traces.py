@@ -32,11 +32,9 @@ class World:
         self._traces = Traces(SimpleSpanProcessor(self._exporter), lambda: NOW)
 
     def session(self, traceparent: str = "", **fields: object) -> Session:
-        manager = SessionManager(clock=lambda: ARRIVED)
-        session = manager.open(lambda _output: None, Caller("openai", "ip:127.0.0.1", traceparent=traceparent))
-        manager.request(session, Generate("r1", **{"prompt": "hello", **fields}), ARRIVED)
-        session.model = "chat"
-        return session
+        manager = SessionManager(clock=lambda: ARRIVED, model="chat")
+        caller = Caller("openai", "ip:127.0.0.1", traceparent=traceparent)
+        return manager.start(Generate("r1", **{"prompt": "hello", **fields}), print, caller, ARRIVED)
 
     def spans(self, session: Session, end: str) -> dict[str, ReadableSpan]:
         self._traces.ended(session, end)

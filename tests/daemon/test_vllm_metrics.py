@@ -102,8 +102,7 @@ def test_the_adapters_of_requests_are_those_that_the_model_has() -> None:
     manager = SessionManager(clock=lambda: 0.0)
 
     def ask(lora: tuple[tuple[str, float], ...] | None, slot: int | None) -> None:
-        session = manager.open(lambda _output: None, Caller("uds", "uid:1"))
-        manager.request(session, Generate("r", "hello", lora=lora), 0.0)
+        session = manager.start(Generate("r", "hello", lora=lora), print, Caller("uds", "uid:1"), 0.0)
         session.slot = slot
 
     host = SimpleNamespace(

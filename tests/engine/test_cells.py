@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from tiny_models import BYTES
 
+from umaserve.core.requests import Generate
 from umaserve.engine.llama.batch import Batch
 from umaserve.engine.llama.cells import MARGIN, Cells, saved_bytes
 from umaserve.engine.llama.model import Model, find
@@ -187,7 +188,7 @@ class Sequences(RuleBasedStateMachine):
         """Requests come, and start where there is room; in each tick each running one gets at most so many tokens."""
         for owner, stem, shared, rest, answer in coming:
             self.last_id += 1
-            session = Session(self.last_id, lambda _output: None, Caller("uds", "test"))
+            session = Session(self.last_id, Generate("r", "hello"), print, Caller("uds", "test"))
             tokens = [*stem[:shared], *rest]
             self.waiting.append(Asked(session, owner, tokens, len(tokens) + answer))
         for _ in range(ticks):

@@ -66,7 +66,7 @@ def test_a_stream_is_promised_more_before_it_needs_it(length: int, spare: int, f
 
 
 def session(prompt: int, max_tokens: int, number: int = 0) -> Session:
-    one = Session(number, lambda _output: None, Caller("uds", "uid:1000"), State.DECODE, Generate("r", "hello"))
+    one = Session(number, Generate("r", "hello"), print, Caller("uds", "uid:1000"), state=State.DECODE)
     one.prepared = Prepared([1] * prompt, max_tokens, None)
     return one
 

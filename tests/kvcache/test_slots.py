@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from standin import SAVED_BYTES, StandInMemory
 
+from umaserve.core.requests import Generate
 from umaserve.kvcache.prefix_cache import MIN_REUSED
 from umaserve.kvcache.slots import Room, Slots
 from umaserve.sessions.caller import Caller
@@ -29,7 +30,7 @@ PROMPTS = st.builds(lambda same, then: [0] * same + then, st.integers(0, 12), st
 
 
 def session(number: int = 0) -> Session:
-    return Session(number, lambda _output: None, Caller("uds", "uid:1000"))
+    return Session(number, Generate("r", "hello"), print, Caller("uds", "uid:1000"))
 
 
 def capacity(

@@ -161,7 +161,7 @@ class ModelsWorld(World):
             lambda: True,
             lambda _session, _end: None,
         )
-        self.sessions = ModelSessions(self.models, lambda _session, _end: None)
+        self.sessions = ModelSessions(self.models)
         self.loop.after_poll = self.models.collect
         self.loop.before_sleep = self._run_ticks
 
@@ -183,9 +183,8 @@ class ModelsWorld(World):
 
     def ask(self, model: str, prompt: str = "one two", max_tokens: int = 5, caller: Caller = CALLER) -> Client:
         client = Client()
-        client.session = self.sessions.open(client.outputs.append, caller)
         request = Generate("r", prompt, max_tokens, model=model)
-        self.sessions.request(client.session, request, self.loop.now())
+        client.session = self.sessions.start(request, client.outputs.append, caller, self.loop.now())
         return client
 
     def question(self, model: str, answers: list[bytes | RequestError]) -> Question:

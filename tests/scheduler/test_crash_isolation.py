@@ -19,9 +19,7 @@ class World:
         self.of = {name: self.start(name) for name in names}
 
     def start(self, name: str) -> Session:
-        session = self.sessions.open(self.said[name].append, Caller("uds", "user"))
-        self.sessions.request(session, Generate(name, "hello"), 0.0)
-        return session
+        return self.sessions.start(Generate(name, "hello"), self.said[name].append, Caller("uds", "user"), 0.0)
 
     def crash(self, in_work: str, *, blamed: bool = True) -> CrashIsolation:
         suspects = count_loss([self.of[name] for name in in_work], blamed=blamed)
@@ -32,10 +30,10 @@ class World:
         return self.crash(in_work, blamed=False)
 
     def let_in(self, trials: CrashIsolation) -> str:
-        return "".join(session.request_id for session in trials.may_begin(self.sessions.take_arrived()))
+        return "".join(session.request.id for session in trials.may_begin(self.sessions.take_arrived()))
 
     def current(self, trials: CrashIsolation) -> str:
-        return "" if trials.current is None else trials.current.request_id
+        return "" if trials.current is None else trials.current.request.id
 
 
 def test_without_suspects_all_go_on_at_once() -> None:

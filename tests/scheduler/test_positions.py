@@ -111,7 +111,7 @@ def test_no_position_grows_but_by_a_change_of_class(steps: list) -> None:
         for session in world.sessions.running():
             for output in session.outbox:
                 if isinstance(output, Waiting):
-                    line = session.request_id, session.started_at is not None
+                    line = session.request.id, session.started_at is not None
                     assert 1 <= output.position <= min(told.get(line, output.position), output.length)
                     told[line] = output.position
         world.scheduler.deliver()

@@ -232,8 +232,8 @@ def test_whatever_happens_each_has_its_own(data: st.DataObject) -> None:
 
 
 def session(prompt: int, *, computed: int = 0, scored: int = 1) -> Session:
-    made = Session(1, print, ORIGIN, computed=computed, scored=scored)
-    made.request = Generate("r", "", prompt_logprobs=1)
+    request = Generate("r", "", prompt_logprobs=1)
+    made = Session(1, request, print, ORIGIN, computed=computed, scored=scored)
     made.prepared = Prepared(range(prompt), 0, None)
     return made
 

@@ -32,8 +32,9 @@ def go_on(world: SchedulerWorld, client: Client, left: Resumed) -> Client:
     """A client of another process, which resumes what ``client`` had."""
     again = Client(client.request, world.engine.capacity.sequence_tokens)
     again.outputs = list(client.outputs)
-    again.session = world.sessions.open(again.receive, client.session.caller)
-    world.sessions.take_over(again.session, client.request, left, world.clock.now)
+    again.session = world.sessions.take_over(
+        client.request, left, again.receive, client.session.caller, world.clock.now
+    )
     return again
 
 

@@ -39,10 +39,6 @@ def manage() -> SessionManager:
     return SessionManager(clock=lambda: NOW)
 
 
-def opened(manager: SessionManager, sink: Callable[[Output | RequestError], None] = ignore) -> Session:
-    return manager.open(sink, ORIGIN)
-
-
 def prepared() -> Prepared:
     return Prepared([5, 6, 7], 10, None)
 
@@ -57,9 +53,7 @@ def end(session: Session, reason: FinishReason) -> Finished:
 
 
 def running(manager: SessionManager, sink: Callable[[Output | RequestError], None] = ignore) -> Session:
-    session = opened(manager, sink)
-    manager.request(session, REQUEST, 2.0)
-    return session
+    return manager.start(REQUEST, sink, ORIGIN, 2.0)
 
 
 def deliver(manager: SessionManager) -> list[tuple[Session, Output | RequestError]]:
@@ -70,7 +64,6 @@ def deliver(manager: SessionManager) -> list[tuple[Session, Output | RequestErro
 
 # Written out a second time: a move can't be added without a test saying so.
 MOVES = {
-    State.RECV_REQ: {"request": State.PREFILL, "finish": State.DONE},
     State.PREFILL: {
         "prompt done": State.DECODE,
         "preempt": State.PREFILL,
@@ -84,7 +77,6 @@ MOVES = {
 }
 
 METHODS: dict[Event, Callable[[SessionManager, Session], None]] = {
-    Event.REQUEST: lambda manager, session: manager.request(session, REQUEST, 2.0),
     Event.PROMPT_DONE: lambda manager, session: manager.prompt_done(session),
     Event.HOLD: lambda manager, session: manager.hold(session, Hold.READER),
     Event.RELEASE: lambda manager, session: manager.release(session, Hold.READER),
@@ -100,7 +92,7 @@ FORGIVING = {Event.HOLD, Event.RELEASE}
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)), ids=lambda value: value.name)
 def test_every_event_in_every_state(state: State, event: Event) -> None:
     manager = manage()
-    session = opened(manager)
+    session = running(manager)
     session.state = state
     expected = MOVES[state].get(event.value)
     assert TRANSITIONS.get((state, event)) is expected
@@ -275,13 +267,13 @@ def test_an_end_whose_text_cannot_be_checked_is_a_failure() -> None:
 def test_each_end_is_told_of_once() -> None:
     left: list[tuple[Session, str]] = []
     manager = SessionManager(clock=lambda: NOW, ended=lambda *told: left.append(told))
-    new, runs, ended, delivered, failed = opened(manager), *(running(manager) for _ in range(4))
+    runs, ended, delivered, failed = (running(manager) for _ in range(4))
     manager.finish(delivered, FinishReason.STOP)
     manager.fail(failed, RequestError(Fault.BUSY, "request", "no"))
     deliver(manager)
     manager.finish(ended, FinishReason.STOP)
     manager.abandon(runs, "replaced")
-    for session in (new, runs, ended, delivered, failed) * 2:
+    for session in (runs, ended, delivered, failed) * 2:
         manager.abandon(session)
     assert left == [(delivered, "stop"), (failed, "busy"), (runs, "replaced"), (ended, "abandoned")]
 
@@ -334,12 +326,11 @@ def test_the_held_are_listed_from_their_first_hold_on() -> None:
 @pytest.mark.parametrize("why", Hold)
 def test_nothing_is_held_that_does_not_run(why: Hold) -> None:
     manager = manage()
-    new, done = opened(manager), running(manager)
+    done = running(manager)
     manager.cancel(done, "r")
-    for session in (new, done):
-        manager.hold(session, why)
-        manager.release(session, why)
-    assert (new.state, done.state) == (State.RECV_REQ, State.DONE)
+    manager.hold(done, why)
+    manager.release(done, why)
+    assert done.state is State.DONE
     assert list(manager.held()) == []
 
 
@@ -376,8 +367,7 @@ def test_steering_what_does_not_run_is_ignored(command: Pause | Resume | Modify)
     manager = manage()
     done = running(manager)
     manager.finish(done, FinishReason.STOP)
-    for session in (opened(manager), done):
-        manager.steer(session, command)
+    manager.steer(done, command)
     assert [type(output) for _, output in deliver(manager)] == [Finished]
     assert manager.take_changes(9) == []
 
@@ -436,9 +426,8 @@ def test_more_modifications_than_may_wait_are_refused_and_a_pause_never_is() -> 
 @pytest.mark.parametrize("granted", Priority)
 def test_no_request_gets_a_better_class_than_its_origin_is_granted(asked: Priority, granted: Priority) -> None:
     manager = manage()
-    session = manager.open(ignore, Caller("uds", "uid:1000", priority=granted))
-    manager.request(session, Generate("r", "hello", priority=asked), 2.0)
-    assert session.request is not None
+    request, caller = Generate("r", "hello", priority=asked), Caller("uds", "uid:1000", priority=granted)
+    session = manager.start(request, ignore, caller, 2.0)
     assert session.request.priority is max(asked, granted)
     assert (session.request.id, session.request.prompt) == ("r", "hello")
 
@@ -451,21 +440,20 @@ def test_who_is_not_admitted_leaves_nothing_behind() -> None:
         if len(asked) > 2:
             raise RequestError(Fault.RATE_LIMITED, "request", "no")
 
-    told: list[tuple[Session, str, Generate | None, float]] = []
-    manager = SessionManager(
-        admit, lambda: NOW, lambda session, end: told.append((session, end, session.request, session.requested_at))
-    )
-    first, second, third = running(manager), running(manager), opened(manager)
+    told: list[tuple[str, Generate, Caller, str, float]] = []
+
+    def ended(session: Session, end: str) -> None:
+        told.append((end, session.request, session.caller, session.model, session.requested_at))
+
+    manager = SessionManager(admit, lambda: NOW, ended, "tiny")
+    first, second = running(manager), running(manager)
     first.slot = 0
     with pytest.raises(RequestError) as refused:
-        manager.request(third, REQUEST, 4.0)
+        manager.start(REQUEST, ignore, ORIGIN, 4.0)
     assert refused.value.request_id == "r"
     assert asked == [(ORIGIN, 0, 2.0), (ORIGIN, 1, 2.0), (ORIGIN, 1, 4.0)]
-    assert told == [(third, "rate_limited", REQUEST, 4.0)]
-    assert third.state is State.RECV_REQ
-    assert manager.take_arrived() == [first, second]
-    manager.abandon(third)
-    assert len(told) == 1, "its end was told of"
+    assert told == [("rate_limited", REQUEST, ORIGIN, "tiny", 4.0)]
+    assert manager.take_arrived() == [first, second] == list(manager.running())
 
 
 def test_a_part_of_an_admitted_request_is_asked_of_nobody() -> None:
@@ -474,8 +462,7 @@ def test_a_part_of_an_admitted_request_is_asked_of_nobody() -> None:
 
     manager = SessionManager(admit)
     manager.draining = True
-    session = opened(manager)
-    manager.request(session, REQUEST, 2.0, admitted=True)
+    session = manager.start(REQUEST, ignore, ORIGIN, 2.0, admitted=True)
     assert manager.take_arrived() == [session]
 
 
@@ -492,8 +479,7 @@ def test_only_those_without_a_place_and_without_a_hold_wait() -> None:
 def test_a_request_that_takes_too_long_fails_unless_it_is_held(seconds: float, expired: bool) -> None:
     manager = manage()
     waits, streams, paused = (running(manager) for _ in range(3))
-    young = opened(manager)
-    manager.request(young, REQUEST, 4.9)
+    young = manager.start(REQUEST, ignore, ORIGIN, 4.9)
     for session in (streams, paused):
         manager.prompt_done(session)
     manager.hold(paused, Hold.PAUSE)
@@ -510,8 +496,7 @@ def test_a_request_that_takes_too_long_fails_unless_it_is_held(seconds: float, e
 def test_the_time_for_which_it_was_held_does_not_count_however_often() -> None:
     now = 0.0
     manager = SessionManager(clock=lambda: now)
-    session = opened(manager)
-    manager.request(session, REQUEST, 0.0)
+    session = manager.start(REQUEST, ignore, ORIGIN, 0.0)
     manager.prompt_done(session)
     for holds in ([Hold.PAUSE], [Hold.READER, Hold.DETACHED], [Hold.PAUSE, Hold.PAUSE]):
         now += 1.0
@@ -567,27 +552,28 @@ def test_a_cancel_may_cross_the_end() -> None:
     session = running(manager)
     manager.finish(session, FinishReason.STOP)
     manager.cancel(session, "r")
-    manager.cancel(opened(manager), "r")
     assert [output.reason for _, output in deliver(manager)] == [FinishReason.STOP]
 
 
 def test_draining_refuses_what_is_new() -> None:
     manager = manage()
     running_one = running(manager)
-    new = opened(manager)
     manager.draining = True
     with pytest.raises(RequestError) as refused:
-        manager.request(new, REQUEST, 3.0)
+        manager.start(REQUEST, ignore, ORIGIN, 3.0)
     assert (refused.value.fault, refused.value.request_id) == (Fault.SHUTTING_DOWN, "r")
-    assert new.state is State.RECV_REQ
     assert manager.take_arrived() == [running_one], "what ran goes on"
 
 
 def test_totals() -> None:
     manager = manage()
-    ids = {opened(manager).id for _ in range(3)}
+    beside = SessionManager(clock=lambda: NOW, totals=manager.totals)
+    ids = {running(one).id for one in (manager, beside, manager)}
     assert len(ids) == 3
-    assert manager.totals.sessions == 3
+    manager.draining = True
+    with pytest.raises(RequestError):
+        running(manager)
+    assert manager.totals.sessions == 4, "one that was refused counts too"
 
 
 # All of it in any order.
@@ -634,25 +620,16 @@ class Sessions(RuleBasedStateMachine):
                 self.held.remove(session.id)
 
     @rule(target=sessions)
-    def open(self) -> Session:
+    def start(self) -> Session:
         got: list[object] = []
-        session = opened(self.manager, lambda output: got.append(_plain(output)))
-        self.state[session.id] = State.RECV_REQ
+        session = self.manager.start(REQUEST, lambda output: got.append(_plain(output)), ORIGIN, self.now)
+        self.state[session.id] = State.PREFILL
         self.holds[session.id] = set()
         self.waiting[session.id], self.expected[session.id], self.got[session.id] = [], [], got
-        return session
-
-    @rule(session=sessions)
-    def request(self, session: Session) -> None:
-        if self.state[session.id] is not State.RECV_REQ:
-            with pytest.raises(TransitionError):
-                self.manager.request(session, REQUEST, self.now)
-            return
-        self.manager.request(session, REQUEST, self.now)
-        self.state[session.id] = State.PREFILL
         self.arrived.append(session)
         self.requested[session.id] = self.now
         self.held_s[session.id] = 0.0
+        return session
 
     @rule(session=sessions, id_=st.sampled_from(["r", "r", "other"]))
     def cancel(self, session: Session, id_: str) -> None:

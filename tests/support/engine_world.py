@@ -83,10 +83,9 @@ class EngineWorld:
                 answer.tokens, answer.reused = list(session.generated), session.reused
                 answer.prompt_tokens = output.usage.prompt_tokens if isinstance(output, Finished) else 0
 
-        session = self._sessions.open(receive, CALLER)
         self._asked += 1
         request = Generate(f"r{self._asked}", _given(prompt), max_tokens, **{"sampling": GREEDY, **fields})
-        self._sessions.request(session, request, time.monotonic())
+        session = self._sessions.start(request, receive, CALLER, time.monotonic())
         return answer
 
     def turn(self) -> None:

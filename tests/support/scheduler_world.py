@@ -148,8 +148,7 @@ class SchedulerWorld:
     def arrive(self, prompt: str | tuple[ChatTurn, ...] | TokenIds, caller: Caller = ORIGIN, **fields: Any) -> Client:
         request = Generate(f"r{len(self.clients)}", prompt, **fields)
         client = Client(request, self.engine.capacity.sequence_tokens)
-        client.session = self.sessions.open(client.receive, caller)
-        self.sessions.request(client.session, client.request, self.clock.now)
+        client.session = self.sessions.start(client.request, client.receive, caller, self.clock.now)
         self.clients.append(client)
         return client
 

@@ -87,8 +87,7 @@ class Model:
 
     def arrive(self, prompt: str, **fields: Any) -> Client:
         client = Client(Generate(f"r{len(self.clients)}", prompt, **fields), self.engine.capacity.sequence_tokens)
-        client.session = self._sessions.open(client.receive, ORIGIN)
-        self._sessions.request(client.session, client.request, self._clock.now)
+        client.session = self._sessions.start(client.request, client.receive, ORIGIN, self._clock.now)
         self.clients.append(client)
         return client
 

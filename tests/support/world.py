@@ -99,7 +99,7 @@ class DaemonWorld(World):
         super().__init__()
         self.engine = engine or StandInEngine()
         self.compute, self.preparing, self.speaking = SteppedWorker(), SteppedWorker(), SteppedWorker()
-        self.sessions = SessionManager(clock=self.clock)
+        self.sessions = SessionManager(clock=self.clock, model="stand-in")
         self.questions = Questions(self.engine, self.compute, self.preparing, self.preparing, config.max_queue)
         self.asked: list[Question] = []
         self.speech = Speech(voice, nothing, cast("JobThread", self.speaking))

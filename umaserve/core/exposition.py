@@ -17,7 +17,7 @@ PROMETHEUS = "text/plain; version=1.0.0; charset=utf-8; escaping=underscores"
 HELP = {
     "uptime_s": "Seconds since the start.",
     "connections": "Open connections.",
-    "sessions_total": "Sessions opened: one for each connection over a message protocol, and for each further request.",
+    "sessions_total": "Requests for generated text, a session each; those with several choices have one for each.",
     "rejected_total": "Connections refused because max_sessions were open.",
     "load_progress": "How much of the model is loaded, from 0 to 1.",
     "active_sessions": "Requests that have a slot.",

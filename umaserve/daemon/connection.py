@@ -27,8 +27,7 @@ from umaserve.dialects.dialect import Dialect, Reply
 from umaserve.net.backlog import Backlog
 from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.sessions.caller import Caller
-from umaserve.sessions.session import Hold
-from umaserve.sessions.states import State
+from umaserve.sessions.session import Hold, Session
 from umaserve.stages.stages import Stage, stages_of
 
 log = logging.getLogger(__name__)
@@ -68,7 +67,8 @@ class Connection:
         self._idle_timeout = services.config.idle_timeout
         self._backlog = Backlog(services.loop, channel, self._handle_payloads, PAYLOADS_PER_TURN)
         self._input = services.input_budget.share(channel)
-        self._session = self._sessions.open(self._deliver, caller)
+        self._session: Session | None = None
+        """The session of the current request; ``None`` while the next one may come (RECV_REQ in the contracts)."""
         self._stages: tuple[Stage, ...] = ()
         """Stages of the current answer, the first one next to the session."""
         self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
@@ -91,7 +91,8 @@ class Connection:
 
     def drained(self) -> None:
         # Channels are flushed after the turn's tick was planned: the release is for a turn of its own.
-        self._loop.call_soon(functools.partial(self._sessions.release, self._session, Hold.READER))
+        if self._session is not None:
+            self._loop.call_soon(functools.partial(self._sessions.release, self._session, Hold.READER))
         for stage in self._stages:
             self._loop.call_soon(stage.release)
         if self._backlog.waiting:
@@ -106,10 +107,11 @@ class Connection:
     def _abandon(self) -> None:
         """Drop the current answer: the client no longer wants it."""
         self._input.keep(0)
-        self._sessions.abandon(self._session)
+        if self._session is not None:
+            self._sessions.abandon(self._session)
         for stage in self._stages:
             stage.abandon()
-        self._stages = ()
+        self._session, self._stages = None, ()
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -125,7 +127,7 @@ class Connection:
     def _input_handled(self) -> None:
         """Called when all input so far was handled, or waits."""
         # Not merely "does not run": a session that has just ended still has its last words to deliver.
-        if self.channel.ended and not self._backlog.waiting and self._session.state is State.RECV_REQ:
+        if self.channel.ended and not self._backlog.waiting and self._session is None:
             self.close()
 
     def _handle_one(self) -> bool:
@@ -158,9 +160,9 @@ class Connection:
                 self._request(command)
             case Replace():
                 self._replace(command.request)
-            case Cancel():
+            case Cancel() if self._session is not None:
                 self._sessions.cancel(self._session, command.id)
-            case Modify() | Pause() | Resume():
+            case Modify() | Pause() | Resume() if self._session is not None:
                 self._sessions.steer(self._session, command)
             case Feedback():
                 self._keep(command)
@@ -177,20 +179,20 @@ class Connection:
             error.request_id = request.id
             self._reply(self._dialect.refuse(error))
             return
-        self._sessions.abandon(self._session, "replaced")
-        self._session = self._sessions.open(self._deliver, self._caller)
+        if self._session is not None:
+            self._sessions.abandon(self._session, "replaced")
+            self._session = None
         self._request(request, admitted=True)
 
     def _request(self, request: Generate, *, admitted: bool = False) -> None:
-        session = self._session
+        session_request, now = replace(request, recorded=None, spoken=None), self._loop.now()
         try:
-            self._sessions.request(
-                session, replace(request, recorded=None, spoken=None), self._loop.now(), admitted=admitted
-            )
+            session = self._sessions.start(session_request, self._deliver, self._caller, now, admitted=admitted)
         except RequestError as error:
             self._input.keep(0)
             self._reply(self._dialect.fail(error))
             return
+        self._session = session
         session.sink, self._stages = stages_of(request, session.sink, self._services.speech, self._services.recordings)
 
     def _keep(self, feedback: Feedback) -> None:
@@ -211,10 +213,12 @@ class Connection:
 
     def _deliver(self, output: Output | RequestError) -> None:
         """The session's sink."""
+        session = self._session
         try:
             self._take(output)
         except Exception:
-            log.exception("request %s: closed, since a reply could not be made", self._session.request_id)
+            request_id = "" if session is None else session.request.id
+            log.exception("request %s: closed, since a reply could not be made", request_id)
             self.abort()
 
     def _take(self, output: Output | RequestError) -> None:
@@ -229,10 +233,9 @@ class Connection:
             self._input.keep(0)
 
     def _next_request(self) -> None:
+        self._session, self._stages = None, ()
         if not self.channel.open:
             return
-        self._stages = ()
-        self._session = self._sessions.open(self._deliver, self._caller)
         self._idle.postpone(self._loop.now() + self._idle_timeout)
         self._loop.call_soon(self._handle_payloads)
 
@@ -246,7 +249,8 @@ class Connection:
             self._abandon()
             self._end(reply.code)
         elif self.channel.congested:
-            self._sessions.hold(self._session, Hold.READER)
+            if self._session is not None:
+                self._sessions.hold(self._session, Hold.READER)
             for stage in self._stages:
                 stage.hold()
 
@@ -264,7 +268,7 @@ class Connection:
         self.channel.abort()
 
     def _on_idle(self) -> None:
-        if self._session.state is not State.RECV_REQ and not self._input.growing:
+        if self._session is not None and not self._input.growing:
             self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
         elif waited := self._input.take_waited():
             # It is no fault of the client's that nobody read what it sent.

@@ -17,6 +17,7 @@ from umaserve.dialects.generate.generation import Kept
 from umaserve.models.model_sessions import ModelSessions
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
+from umaserve.sessions.caller import Caller
 from umaserve.sessions.resumed import Resumed
 from umaserve.sessions.session import Hold, Session
 
@@ -57,7 +58,9 @@ class Lost:
     """A generation whose connection was lost."""
 
     dialect: ResumableDialect
-    session: Session
+    session: Session | None
+    """``None``: all of its outputs have come."""
+    caller: Caller
     expiry: Timer
     n_bytes: int
 
@@ -98,36 +101,42 @@ class Detached:
         if request_id is not None:
             self._watched.pop(request_id, None)
 
-    def keep(self, dialect: ResumableDialect, session: Session) -> None:
-        """Take over a generation from the connection that was lost; its stream is paused and costs no computing."""
+    def keep(self, dialect: ResumableDialect, session: Session | None, caller: Caller) -> None:
+        """Take over a generation from the connection of ``caller`` that was lost; its stream is paused and costs no
+        computing. ``session``: ``None`` if all of its outputs have come."""
         if not self.enabled or dialect.request_id is None:
-            self._sessions.abandon(session)
+            self._abandon(session)
             return
         if self._leaving or self._sessions.draining:
-            self._leave(dialect, session, self._window)
+            self._leave(dialect, session, caller, self._window)
             return
-        session.sink = _recorder(dialect)
-        self._sessions.hold(session, Hold.DETACHED)
-        # The reader that was behind is gone, and the next one may never be.
-        self._sessions.release(session, Hold.READER)
-        self._add(dialect.request_id, dialect, session, self._window)
+        if session is not None:
+            session.sink = _recorder(dialect)
+            self._sessions.hold(session, Hold.DETACHED)
+            # The reader that was behind is gone, and the next one may never be.
+            self._sessions.release(session, Hold.READER)
+        self._add(dialect.request_id, dialect, session, caller, self._window)
 
-    def _add(self, request_id: str, dialect: ResumableDialect, session: Session, window: float) -> None:
+    def _add(
+        self, request_id: str, dialect: ResumableDialect, session: Session | None, caller: Caller, window: float
+    ) -> None:
         expiry = self._loop.call_later(window, lambda: self._drop(request_id))
         n_bytes = LOST_BYTES + dialect.held_bytes
-        self._lost[request_id] = Lost(dialect, session, expiry, n_bytes)
+        self._lost[request_id] = Lost(dialect, session, caller, expiry, n_bytes)
         self._bytes += n_bytes
         while self._bytes > self._max_bytes:
             self._drop(next(iter(self._lost)))
 
-    def take(self, request_id: str, tenant: str, position: int) -> tuple[ResumableDialect, Session, Iterator[bytes]]:
-        """The generation and what its client has missed; raises ``RequestError`` and keeps it where it isn't this
-        tenant's or the position isn't right."""
+    def take(
+        self, request_id: str, tenant: str, position: int
+    ) -> tuple[ResumableDialect, Session | None, Iterator[bytes]]:
+        """The generation, its session unless all of its outputs have come, and what its client has missed; raises
+        ``RequestError`` and keeps it where it isn't this tenant's or the position isn't right."""
         owner, abort, _restart = self._watched.get(request_id, ("", None, None))
         if abort is not None and owner == tenant:
             abort()
         lost = self._lost.get(request_id)
-        if lost is None or lost.session.caller.tenant != tenant:
+        if lost is None or lost.caller.tenant != tenant:
             raise RequestError(
                 Fault.NOT_FOUND,
                 "request_id",
@@ -136,10 +145,8 @@ class Detached:
         missed = lost.dialect.replay(position)
         self._forget(request_id)
         session = lost.session
-        if session.ended and not session.outbox:
-            # Nothing more comes of it: the connection's next request needs another.
-            session = self._sessions.open(session.sink, session.caller)
-        return lost.dialect, session, missed
+        nothing_comes = session is None or (session.ended and not session.outbox)
+        return lost.dialect, None if nothing_comes else session, missed
 
     # -- the next process ----------------------------------------------------------------------------------------
 
@@ -161,7 +168,7 @@ class Detached:
         self._leaving = True
         for request_id in list(self._lost):
             lost = self._forget(request_id)
-            self._leave(lost.dialect, lost.session, lost.expiry.at - self._loop.now())
+            self._leave(lost.dialect, lost.session, lost.caller, lost.expiry.at - self._loop.now())
 
     def restart_all(self) -> None:
         """Have the connections part with their generations."""
@@ -169,24 +176,28 @@ class Detached:
         for _tenant, _abort, restart in list(self._watched.values()):
             restart()
 
-    def can_leave(self, dialect: ResumableDialect, session: Session) -> bool:
+    def can_leave(self, dialect: ResumableDialect, session: Session | None) -> bool:
         """Whether the next process can go on with it, and its client knows its id."""
         return dialect.kept is not None and self._can_leave(session)
 
-    def _can_leave(self, session: Session) -> bool:
-        return self._leaves and self.enabled and (session.announced or not session.running)
+    def _can_leave(self, session: Session | None) -> bool:
+        return self._leaves and self.enabled and (session is None or session.announced or not session.running)
 
-    def _leave(self, dialect: ResumableDialect, session: Session, window: float) -> None:
+    def _leave(self, dialect: ResumableDialect, session: Session | None, caller: Caller, window: float) -> None:
         record = _recorder(dialect)
-        for output in session.outbox:
+        for output in session.outbox if session is not None else ():
             record(output)
         kept = dialect.kept
         if kept is not None and self._can_leave(session):
-            begun = _begun(session, kept, self._loop.now()) if session.running else None
-            self._left.append((Left(session.caller, kept, begun, 0.0), window))
-            self._sessions.abandon(session, "left")
+            begun = _begun(session, kept, self._loop.now()) if session is not None and session.running else None
+            self._left.append((Left(caller, kept, begun, 0.0), window))
+            self._abandon(session, "left")
         else:
-            self._sessions.abandon(session)
+            self._abandon(session)
+
+    def _abandon(self, session: Session | None, end: str = "abandoned") -> None:
+        if session is not None:
+            self._sessions.abandon(session, end)
 
     def take_over(self, left: Left, dialect: ResumableDialect) -> None:
         """Keep what the process before this one left, paused."""
@@ -194,17 +205,18 @@ class Detached:
         if not window > 0 or kept.request.id in self._lost or (left.begun is None and not kept.ending):
             return
         dialect.take_over(kept)
-        session = self._sessions.open(_recorder(dialect), left.caller)
+        session = None
         if left.begun is not None:
+            record, now = _recorder(dialect), self._loop.now()
             try:
-                self._sessions.take_over(session, kept.request, left.begun, self._loop.now())
+                session = self._sessions.take_over(kept.request, left.begun, record, left.caller, now)
             except RequestError as error:
                 log.warning("request %s can't go on: %s", kept.request.id, error)
                 return
-        self._add(kept.request.id, dialect, session, window)
+        self._add(kept.request.id, dialect, session, left.caller, window)
 
     def _drop(self, request_id: str) -> None:
-        self._sessions.abandon(self._forget(request_id).session)
+        self._abandon(self._forget(request_id).session)
 
     def _forget(self, request_id: str) -> Lost:
         lost = self._lost.pop(request_id)

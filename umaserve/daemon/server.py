@@ -114,7 +114,7 @@ class Server:
             self._wanted,
             self._observe_end,
         )
-        self._sessions = ModelSessions(self._models, self._observe_end)
+        self._sessions = ModelSessions(self._models)
         self._voices = Voices(config, voice, loop.wake, self._models.threads.compute)
         self._services = self._new_services()
         self._left_file = HandoverFile(config.resume_file, config.resume_bytes) if config.resume_file else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Metrics, ModelInfo
-from umaserve.core.requests import Generate, Infill, MixedText, Prompt, TokenIds
+from umaserve.core.requests import Infill, MixedText, Prompt, TokenIds
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.feedback import FeedbackLog
 from umaserve.dialects.facts import Facts, RunningAnswer
@@ -88,11 +88,11 @@ class Services:
 
 def _running(sessions: ModelSessions, *, shown: bool) -> list[RunningAnswer]:
     placed = (session for session in sessions.running() if session.slot is not None)
-    return [_answer(session, session.request, shown=shown) for session in placed if session.request is not None]
+    return [_answer(session, shown=shown) for session in placed]
 
 
-def _answer(session: Session, request: Generate, *, shown: bool) -> RunningAnswer:
-    usage = session.usage
+def _answer(session: Session, *, shown: bool) -> RunningAnswer:
+    request, usage = session.request, session.usage
     return RunningAnswer(
         session.id,
         session.model,

@@ -36,8 +36,6 @@ class Traces:
     def ended(self, session: Session, end: str) -> None:
         """Trace a request that has ended; ``end`` is as in ``SessionManager``."""
         request, now = session.request, self._now()
-        if request is None:
-            return
         at = _since_1970(now)
         operation = "chat" if isinstance(request.prompt, tuple) else "text_completion"
         span = self._span(operation, session.model, session.caller, at(session.requested_at))
@@ -76,7 +74,6 @@ def exported(endpoint: str, clock: Callable[[], float]) -> Traces:
 def _attributes(session: Session, end: str) -> Iterator[tuple[str, Value]]:
     """By OpenTelemetry's conventions for generative models, as far as they fit; no prompts, and no answers."""
     request, usage = session.request, session.usage
-    assert request is not None
     sampling = request.sampling
     yield "gen_ai.provider.name", PROVIDER
     yield "gen_ai.request.model", request.model or session.model

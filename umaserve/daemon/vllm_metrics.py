@@ -51,7 +51,7 @@ def use_of(host: ModelHost) -> Use:
     running: set[str] = set()
     waiting: set[str] = set()
     for session in host.sessions.running():
-        lora = None if session.request is None else session.request.lora
+        lora = session.request.lora
         wanted = adapters if lora is None else [name for name, scale in lora if scale]
         (waiting if session.slot is None else running).update(wanted)
     kv_types = "/".join(dict.fromkeys(host.spec.config.kv_types))

@@ -223,10 +223,12 @@ class Transcription:
             prompt=self._listening.words,
         )
         self._client.keep(len(sound))
-        sessions = self._services.sessions
-        self._session = sessions.open(self._client.guarded(self._deliver), self._caller)
-        request = replace(request, model=self._listening.model)
-        sessions.request(self._session, request, self._services.loop.now())
+        self._session = self._services.sessions.start(
+            replace(request, model=self._listening.model),
+            self._client.guarded(self._deliver),
+            self._caller,
+            self._services.loop.now(),
+        )
 
     def _deliver(self, output: Output | RequestError) -> None:
         match output:

@@ -224,7 +224,7 @@ class ModelHost:
         self.loading.forget()
         self._crashes += 1
         self._suspects = count_loss(loaded.scheduler.in_work, blamed=end.blames)
-        about = {"model": self.name, "cause": end.cause, "in_work": [one.request_id for one in self._suspects]}
+        about = {"model": self.name, "cause": end.cause, "in_work": [one.request.id for one in self._suspects]}
         about["last_words"] = end.last_words
         log.error("the engine's process %s", end.words, extra={"fields": about})
         if not end.blames or loaded.scheduler.tokens_generated:

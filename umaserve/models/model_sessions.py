@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from umaserve.core.errors import ModelNotFound, RequestError
 from umaserve.core.requests import Generate, Steering
@@ -17,9 +17,8 @@ from umaserve.sessions.session import Hold, Session, Sink
 class ModelSessions:
     """Has the methods of a ``SessionManager`` for what has clients, and their meaning."""
 
-    def __init__(self, models: Models, ended: Callable[[Session, str], None]) -> None:
+    def __init__(self, models: Models) -> None:
         self._models = models
-        self._ended = ended
 
     @property
     def totals(self) -> Totals:
@@ -34,36 +33,31 @@ class ModelSessions:
         for host in self._models:
             host.sessions.draining = True
 
-    def open(self, sink: Sink, caller: Caller) -> Session:
-        return self._models.default.sessions.open(sink, caller)
-
-    def request(
+    def start(
         self,
-        session: Session,
         request: Generate,
+        sink: Sink,
+        caller: Caller,
         now: float,
         *,
         admitted: bool = False,
         arrived_at: float | None = None,
-    ) -> None:
+    ) -> Session:
         try:
-            host = self._models.choose(request.model, session.caller)
+            host = self._models.choose(request.model, caller)
         except RequestError as error:
-            error.request_id = request.id
-            session.request, session.requested_at = request, now if arrived_at is None else arrived_at
-            self._ended(session, error.fault.name.lower())
+            self._models.default.sessions.refuse(request, caller, now if arrived_at is None else arrived_at, error)
             raise
-        session.model = host.name
-        host.sessions.request(session, request, now, admitted=admitted, arrived_at=arrived_at)
+        session = host.sessions.start(request, sink, caller, now, admitted=admitted, arrived_at=arrived_at)
         self._models.request_load(host)
+        return session
 
-    def take_over(self, session: Session, request: Generate, begun: Resumed, now: float) -> None:
+    def take_over(self, request: Generate, begun: Resumed, sink: Sink, caller: Caller, now: float) -> Session:
         """Take over a request, as in ``SessionManager``; raises ``RequestError`` where the model isn't there."""
-        host = self._models.choose(request.model, session.caller)
+        host = self._models.choose(request.model, caller)
         if host.name != begun.model:
             raise ModelNotFound(begun.model)
-        session.model = host.name
-        host.sessions.take_over(session, request, begun, now)
+        return host.sessions.take_over(request, begun, sink, caller, now)
 
     def admit(self, caller: Caller, now: float) -> None:
         self._models.default.sessions.admit(caller, now)

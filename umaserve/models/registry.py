@@ -28,7 +28,7 @@ from umaserve.scheduler.questions import Question
 from umaserve.sessions.admission import Admission
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.content_filter import ContentFilter
-from umaserve.sessions.manager import SessionManager
+from umaserve.sessions.manager import SessionManager, Totals
 from umaserve.sessions.session import Session
 from umaserve.settings.models import Catalogue, ModelSpec
 from umaserve.system.memory import available_bytes, mapped_bytes, resident_bytes
@@ -77,6 +77,7 @@ class Models:
         self._timer: Timer | None = None
         self._wanted = wanted
         self._ended = ended
+        self._totals = Totals()
         self._around = ModelContext(
             loop,
             self.threads,
@@ -95,7 +96,7 @@ class Models:
         self.default = self._hosts[catalogue.default.name]
 
     def _new_host(self, spec: ModelSpec) -> ModelHost:
-        sessions = SessionManager(self._admit, self._loop.now, self._ended)
+        sessions = SessionManager(self._admit, self._loop.now, self._ended, spec.name, self._totals)
         return ModelHost(spec, sessions, self._around, default=spec.name == self._catalogue.default.name)
 
     # -- which model ---------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ class CrashIsolation:
 
     def _suspect(self, session: Session) -> None:
         if session.crashes >= MAX_CRASHES:
-            log.error("request %s has lost the engine again when it ran alone, and fails", session.request_id)
+            log.error("request %s has lost the engine again when it ran alone, and fails", session.request.id)
             problem = "llama.cpp crashed or was killed on this request, also when it ran alone"
             self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request", problem))
         else:

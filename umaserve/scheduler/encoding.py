@@ -88,6 +88,5 @@ class Encoding:
 
     def _order(self, one: tuple[Session, Chunk]) -> tuple[bool, int, float]:
         session, _chunk = one
-        assert session.request is not None
         background = is_background(session.request.priority, session.requested_at, self._now())
         return background, self._turns.last(session.caller.tenant), session.requested_at

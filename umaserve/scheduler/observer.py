@@ -33,7 +33,7 @@ def observe_start(metrics: ServingMetrics, session: Session, waited_s: float) ->
 
 def _observe_attained(metrics: ServingMetrics, session: Session, targets: Targets) -> None:
     request, first, last = session.request, session.first_made_at, session.last_made_at
-    if request is None or first is None or last is None:
+    if first is None or last is None:
         return
     metrics.ttft_attained.add(first - session.requested_at <= (request.target_ttft_s or targets.ttft_s))
     gaps = len(session.generated) - 1
@@ -56,7 +56,7 @@ def observe_end(metrics: ServingMetrics, session: Session, end: str, now: float)
 def log_difference(session: Session, found: Difference) -> None:
     """Log why no more of a prompt was reused; without its text, which belongs to its client."""
     fields = {
-        "request": session.request_id,
+        "request": session.request.id,
         "dialect": session.caller.dialect,
         "key": session.caller.key,
         "differs_at_token": found.at + 1,
@@ -74,7 +74,7 @@ def _log_end(session: Session, end: str, now: float) -> None:
         "request ended",
         extra={
             "fields": {
-                "request": session.request_id,
+                "request": session.request.id,
                 "dialect": session.caller.dialect,
                 "peer": session.caller.peer,
                 "key": session.caller.key,

@@ -218,7 +218,6 @@ class Planner:
 
     def _give_up(self, session: Session) -> None:
         request = session.request
-        assert request is not None
         # A preempted session reuses its own tokens, even if nobody else may.
         keep = session.running or request.shares_prefixes
         self._slots.give_up(session, sequence(session)[: session.computed], keep=keep)
@@ -266,7 +265,6 @@ class Planner:
     def _stream(self, session: Session) -> Stream:
         """Describe the stream to the policy. Side effects: promises its next KV cells, and sets its draft tokens."""
         request, prepared = session.request, session.prepared
-        assert request is not None
         assert prepared is not None
         spare = self._promises.extend(session)
         draft_tokens, acceptance, drafts = 0, 0.0, False
@@ -303,7 +301,6 @@ class Planner:
 
     def _prompt(self, session: Session) -> Prompt:
         request, prepared = session.request, session.prepared
-        assert request is not None
         assert prepared is not None
         started = session.slot is not None
         return Prompt(
@@ -356,7 +353,6 @@ class Planner:
         return seconds + self._drafting_s * sum([draft.limit for draft in tick.drafts])
 
     def _start(self, session: Session) -> None:
-        assert session.request is not None
         cells = self._promises.to_start(session)
         room = Room(cells, sequence(session), self._readiness.scope(session), session.request.shares_prefixes)
         self._slots.take(session, room)

@@ -85,7 +85,7 @@ class Preparing:
         choices = [session for session in ready if session is first or _is_other_choice(session, first)]
         self._waiting = [session for session in self._waiting if session not in choices]
         self._turns.take(first.caller.tenant)
-        requests = [session.request for session in choices if session.request is not None]
+        requests = [session.request for session in choices]
         generated, begun = list(first.generated), first.begun if first.text is None else None
         tenant = "" if self._shares_prefixes else first.caller.tenant
 
@@ -105,7 +105,6 @@ class Preparing:
         self._worker.submit(lambda: self._prepare(requests, tenant, wanted, generated, begun), prepared)
 
     def _end(self, session: Session, result: Ready | BaseException) -> None:
-        assert session.request is not None
         if isinstance(result, tuple):
             prepared, repetition, text = result
             session.request = session.request.with_small_media()
@@ -119,13 +118,12 @@ class Preparing:
         elif isinstance(result, RequestError):
             self._sessions.fail(session, result.copy())
         else:
-            log.error("request %s: preparing it failed", session.request_id, exc_info=result)
+            log.error("request %s: preparing it failed", session.request.id, exc_info=result)
             self._sessions.fail(
                 session, RequestError(Fault.DECODE_FAILED, "request", "the server failed; its log says why")
             )
 
     def _order(self, session: Session) -> tuple[bool, int, int]:
-        assert session.request is not None
         background = is_background(session.request.priority, session.requested_at, self._now())
         return background, self._turns.last(session.caller.tenant), session.id
 
@@ -183,15 +181,12 @@ class Preparing:
 
 
 def _has_media(session: Session) -> bool:
-    assert session.request is not None
     return session.request.has_media
 
 
 def _is_other_choice(session: Session, first: Session) -> bool:
     """Whether both are choices of one request, which differ in id and seed only."""
     one, other = session.request, first.request
-    assert one is not None
-    assert other is not None
     if session.generated or first.generated:
         return False
     if one.prompt is not other.prompt or session.caller.tenant != first.caller.tenant:

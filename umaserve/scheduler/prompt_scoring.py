@@ -25,7 +25,6 @@ class PromptScoring:
     def end(self, session: Session, end: int, taken: int) -> int:
         """The end of what a tick computes of the prompt of ``session``, where it has time for ordinary rows up to
         ``end``. ``taken``: rows with log-probabilities that it has already, of other prompts."""
-        assert session.request is not None
         assert session.request.prompt_logprobs is not None
         known = session.scored - 1
         assert session.computed <= known, "reused without log-probabilities"

@@ -78,7 +78,6 @@ class Readiness:
         """The scope of its cache entries: tenant and adapters, or only itself. Were they shared between tenants, timing
         would tell one tenant what another one has asked."""
         request, prepared = session.request, session.prepared
-        assert request is not None
         assert prepared is not None
         if not request.shares_prefixes:
             return f"{PRIVATE}{session.id}"
@@ -88,7 +87,6 @@ class Readiness:
     def urgency(self, session: Session) -> tuple[bool, bool, bool, float, int]:
         """The sort key of waiting sessions: the least is served first."""
         request = session.request
-        assert request is not None
         own = request.target_ttft_s
         target = own or self._targets.ttft_s
         key = urgency(
@@ -140,13 +138,10 @@ class Readiness:
         leader = self._sessions.find(leader_id)
         if leader is None or leader.state is not State.PREFILL or leader.slot is None or leader.holds:
             return False
-        assert leader.request is not None
-        assert session.request is not None
         in_time = self._now() <= self._deadline(leader) <= self._deadline(session)
         return in_time and leader.request.priority <= session.request.priority
 
     def _deadline(self, session: Session) -> float:
-        assert session.request is not None
         return session.requested_at + (session.request.target_ttft_s or self._targets.ttft_s)
 
 

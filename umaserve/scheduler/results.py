@@ -48,7 +48,7 @@ class Results:
             self._metrics.prefix_reused_tokens += session.reused
             observe_start(self._metrics, session, session.started_at - session.requested_at)
             self._tell_progress(session)
-            if session.request is not None and session.request.prompt_logprobs is not None:
+            if session.request.prompt_logprobs is not None:
                 assert session.prepared is not None
                 self._sessions.put(session, PromptScores((), session.prepared.first))
                 self._end_without_answer(session)
@@ -150,7 +150,7 @@ class Results:
 
     def _tell_progress(self, session: Session) -> None:
         request, prepared, started_at = session.request, session.prepared, session.started_at
-        if session.generated or request is None or not request.wants_progress:
+        if session.generated or not request.wants_progress:
             return
         assert prepared is not None
         assert started_at is not None
@@ -176,7 +176,7 @@ class Results:
             started_s = session.timing(now).started_s
             self._sessions.put(session, Prefilled(len(prepared.tokens), session.reused, started_s, prepared.text))
         if token in self._engine.end_tokens:
-            if logprobs is not None and session.request is not None and session.request.prompt_logprobs is not None:
+            if logprobs is not None and session.request.prompt_logprobs is not None:
                 # Who asks for both counts on one for each token that was sampled.
                 self._sessions.put(session, Token("", token, logprobs, sampled=False))
             self._sessions.finish(session, FinishReason.STOP)

@@ -130,8 +130,7 @@ class Scheduler:
             problem = "the engine crashed, and the request's media are too large to be kept: send it again"
             self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request", problem, retry_after_s=0.0))
             return
-        media = session.request is not None and session.request.has_media
-        (self._preparing_media if media else self._preparing).add([session])
+        (self._preparing_media if session.request.has_media else self._preparing).add([session])
 
     def deliver(self) -> None:
         """Hand queued outputs to their sessions' sinks."""
@@ -351,9 +350,8 @@ def _stands_in_line(session: Session) -> bool:
 
 def _line(session: Session, now: float) -> tuple[bool, bool]:
     """The line in which it waits, the first ones served first."""
-    assert session.request is not None
     return is_background(session.request.priority, session.requested_at, now), not resumes(session)
 
 
 def _ids(sessions: list[Session]) -> str:
-    return ", ".join(session.request_id for session in sessions)
+    return ", ".join(session.request.id for session in sessions)

@@ -38,7 +38,7 @@ class Changes:
                     self._sessions.steer(session, command)
             except Exception:
                 # It may be changed in part.
-                log.exception("request %s: modifying it failed", session.request_id)
+                log.exception("request %s: modifying it failed", session.request.id)
                 self._sessions.fail(
                     session, RequestError(Fault.DECODE_FAILED, "request", "the server failed; its log says why")
                 )
@@ -54,7 +54,6 @@ class Changes:
     def _modify(self, session: Session, command: Modify) -> RequestError | None:
         """Apply a modification; returns why it was refused, if it was."""
         request, prepared, wanted = session.request, session.prepared, command.request
-        assert request is not None
         assert prepared is not None
         assert session.text is not None
         try:

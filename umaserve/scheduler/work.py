@@ -151,7 +151,6 @@ def _of_prompt(session: Session, last: int) -> list[Run]:
         if end == session.length:
             sampler, logprobs = prepared.sampler, prepared.logprobs
         elif session.to_score and session.scored == start + 1:
-            assert session.request is not None
             assert session.request.prompt_logprobs is not None
             logprobs = Scoring(prepared.tokens[end], session.request.prompt_logprobs)
         runs.append(Run(session.slot, start, tokens, sampler, logprobs, span=span))

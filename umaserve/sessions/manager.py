@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -46,9 +45,12 @@ class SessionManager:
         admit: Admit | None = None,
         clock: Callable[[], float] = time.monotonic,
         ended: Callable[[Session, str], None] = lambda _session, _end: None,
+        model: str = "",
+        totals: Totals | None = None,
     ) -> None:
-        """``ended`` is called for each request that has ended, was refused or abandoned, with how it ended."""
-        self.totals = Totals()
+        """``ended`` is called for each request that has ended, was refused or abandoned, with how it ended. ``model``:
+        the name of the one that answers. ``totals``: those of all models; they number the sessions."""
+        self.totals = totals or Totals()
         self.draining = False
         self.holds_back = False
         """Whether new requests wait, since the engine is to make way for another one."""
@@ -58,47 +60,55 @@ class SessionManager:
         self._ended = ended
         self._admit = admit
         self._now = clock
-        self._ids = itertools.count(1)
+        self._model = model
         self._running: dict[int, Session] = {}
         self._arrived: dict[int, Session] = {}
         self._held: dict[int, Session] = {}
         self._changes: dict[int, list[Steering]] = {}
         self._with_output: dict[int, Session] = {}
 
-    def open(self, sink: Sink, caller: Caller) -> Session:
-        """A session that waits for its request. ``sink`` gets its outputs, and a ``RequestError`` if it fails."""
-        self.totals.sessions += 1
-        return Session(next(self._ids), sink, caller)
-
-    def request(
+    def start(
         self,
-        session: Session,
         request: Generate,
+        sink: Sink,
+        caller: Caller,
         now: float,
         *,
         admitted: bool = False,
         arrived_at: float | None = None,
-    ) -> None:
-        """Start ``request``; raises ``RequestError`` if it is refused. ``admitted``: it was, as a part of another.
-        ``arrived_at``: where it could not be read before ``now``."""
+    ) -> Session:
+        """Start ``request``, whose outputs ``sink`` gets; raises ``RequestError`` if it is refused. ``admitted``: it
+        was, as a part of another. ``arrived_at``: where it could not be read before ``now``."""
         arrived_at = now if arrived_at is None else arrived_at
         try:
             if not admitted:
-                self.admit(session.caller, now)
+                self.admit(caller, now)
         except RequestError as error:
-            error.request_id = request.id
-            session.request, session.requested_at = request, arrived_at
-            self._ended(session, error.fault.name.lower())
+            self.refuse(request, caller, arrived_at, error, self._model)
             raise
-        self._move(session, Event.REQUEST)
-        session.request = replace(request, priority=max(request.priority, session.caller.priority))
-        session.requested_at = session.waits_since = arrived_at
+        request = replace(request, priority=max(request.priority, caller.priority))
+        session = self._new(request, sink, caller, self._model, arrived_at)
+        session.waits_since = arrived_at
         self._running[session.id] = session
         self._arrived[session.id] = session
+        self.version += 1
+        return session
 
-    def take_over(self, session: Session, request: Generate, begun: Resumed, now: float) -> None:
+    def refuse(
+        self, request: Generate, caller: Caller, arrived_at: float, error: RequestError, model: str = ""
+    ) -> None:
+        """Report the end of a request that is refused with ``error``. ``model``: the one that it is for; empty: none
+        that there is."""
+        error.request_id = request.id
+        self._ended(self._new(request, _drop, caller, model, arrived_at), error.fault.name.lower())
+
+    def _new(self, request: Generate, sink: Sink, caller: Caller, model: str, arrived_at: float) -> Session:
+        self.totals.sessions += 1
+        return Session(self.totals.sessions, request, sink, caller, model, arrived_at)
+
+    def take_over(self, request: Generate, begun: Resumed, sink: Sink, caller: Caller, now: float) -> Session:
         """Go on with a request that another process has begun, of which its client knows; detached for now."""
-        self.request(session, request, now, admitted=True, arrived_at=now - begun.took_s)
+        session = self.start(request, sink, caller, now, admitted=True, arrived_at=now - begun.took_s)
         session.begun, session.announced = begun, True
         session.generated, session.reused = list(begun.generated), begun.reused
         if begun.started_s is not None:
@@ -108,6 +118,7 @@ class SessionManager:
         self.hold(session, Hold.DETACHED)
         if begun.paused:
             self.hold(session, Hold.PAUSE)
+        return session
 
     def admit(self, caller: Caller, now: float) -> None:
         """Raise ``RequestError`` if a request of this caller is refused now."""
@@ -123,7 +134,7 @@ class SessionManager:
 
     def cancel(self, session: Session, request_id: str) -> None:
         """End a running request. One that has ended, or another id, is no error: a cancel may cross the end."""
-        if session.running and session.request is not None and session.request.id == request_id:
+        if session.running and session.request.id == request_id:
             self.finish(session, FinishReason.CANCELLED)
 
     def abandon(self, session: Session, end: str = "abandoned") -> None:
@@ -235,8 +246,7 @@ class SessionManager:
 
     def fail(self, session: Session, error: RequestError) -> None:
         """End with ``error``, after the queued outputs."""
-        if session.request is not None:
-            error.request_id = session.request.id
+        error.request_id = session.request.id
         self._end(session, Event.FAIL)
         self.put(session, error)
 
@@ -309,7 +319,7 @@ class SessionManager:
                     try:
                         session.sink(output)
                     except Exception:
-                        log.exception("request %s: abandoned, since its output was not taken", session.request_id)
+                        log.exception("request %s: abandoned, since its output was not taken", session.request.id)
                         # Queued again, so that abandon() reports the end of a session that has ended, too.
                         session.outbox.appendleft(output)
                         self.abandon(session, "failed")
@@ -327,3 +337,7 @@ class SessionManager:
         log.debug("session %d: %s -> %s (%s)", session.id, session.state.value, state.value, event.value)
         session.state = state
         self.version += 1
+
+
+def _drop(_output: Output | RequestError) -> None:
+    """Take nothing: a request that was refused has no outputs."""

@@ -37,10 +37,14 @@ class Session:
     """One request. Times are in seconds of the loop's clock."""
 
     id: int
+    request: Generate
     sink: Sink
+    """Gets its outputs, and a ``RequestError`` if it fails."""
     caller: Caller
-    state: State = State.RECV_REQ
-    request: Generate | None = None
+    model: str = ""
+    """The name of the model that answers it; empty where it was refused, since there is none."""
+    requested_at: float = 0.0
+    state: State = State.PREFILL
     prepared: Prepared | None = None
     before: Prepared | None = None
     """Prepared request of an engine that was lost."""
@@ -80,7 +84,6 @@ class Session:
     outbox: deque[Output | RequestError] = field(default_factory=deque)
     announced: bool = False
     """Whether its client was told that it is served."""
-    requested_at: float = 0.0
     waits_since: float = 0.0
     """Since when it waits in the queue: when it arrived, was released or preempted, or when the latest step of
     preparing or encoding its prompt ended."""
@@ -102,13 +105,6 @@ class Session:
     """When its latest token was delivered."""
     last_gap_s: float | None = None
     """The time between its two latest tokens, as delivered."""
-    model: str = ""
-    """The name of the model that answers it; empty before its request."""
-
-    @property
-    def request_id(self) -> str:
-        """Id of the request, for the log; empty before the request has arrived."""
-        return "" if self.request is None else self.request.id
 
     @property
     def length(self) -> int:
@@ -119,7 +115,7 @@ class Session:
     @property
     def to_score(self) -> int:
         """Tokens of its prompt whose log-probabilities are wanted, and not known yet."""
-        if self.request is None or self.prepared is None or self.request.prompt_logprobs is None:
+        if self.prepared is None or self.request.prompt_logprobs is None:
             return 0
         return len(self.prepared.tokens) - self.scored
 

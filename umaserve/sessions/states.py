@@ -6,10 +6,8 @@ import enum
 
 
 class State(enum.Enum):
-    """Contract: uds-framed-json, State Machine."""
+    """Contract: uds-framed-json, State Machine. Its RECV_REQ is a state of connections: there is no session yet."""
 
-    RECV_REQ = "RECV_REQ"
-    """No request yet."""
     PREFILL = "PREFILL"
     """The prompt waits or is being computed."""
     DECODE = "DECODE"
@@ -23,7 +21,6 @@ class State(enum.Enum):
 class Event(enum.Enum):
     """What changes the state of a session."""
 
-    REQUEST = "request"
     PROMPT_DONE = "prompt done"
     HOLD = "hold"
     RELEASE = "release"
@@ -33,8 +30,6 @@ class Event(enum.Enum):
 
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.RECV_REQ, Event.REQUEST): State.PREFILL,
-    (State.RECV_REQ, Event.FINISH): State.DONE,
     (State.PREFILL, Event.PROMPT_DONE): State.DECODE,
     (State.PREFILL, Event.PREEMPT): State.PREFILL,
     (State.PREFILL, Event.FINISH): State.DONE,

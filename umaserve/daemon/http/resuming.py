@@ -34,8 +34,8 @@ class ResumableConnection(WebSocketConnection):
         self._parted = True
         self._watch(None)
         if lost:
-            self._services.detached.keep(self._dialect, self._session)
-            self._session = self._sessions.open(self._deliver, self._caller)
+            self._services.detached.keep(self._dialect, self._session, self._caller)
+            self._session = None
         else:
             super()._part(lost=lost)
 
@@ -72,9 +72,11 @@ class ResumableConnection(WebSocketConnection):
         except RequestError as error:
             self._reply(self._dialect.refuse(error))
             return
-        self._sessions.abandon(self._session)
+        if self._session is not None:
+            self._sessions.abandon(self._session)
         self._dialect, self._session, self._missed = dialect, session, missed
-        session.caller = self._caller
+        if session is not None:
+            session.caller = self._caller
         self._watch(command.request_id)
         self._tell_missed()
 
@@ -93,8 +95,8 @@ class ResumableConnection(WebSocketConnection):
 
     def _go_on(self) -> None:
         session = self._session
-        if session.ended and not session.outbox:
-            self._session = self._sessions.open(self._deliver, self._caller)
+        if session is None or (session.ended and not session.outbox):
+            self._session = None
             return
         session.sink = self._deliver
         self._sessions.release(session, Hold.DETACHED)

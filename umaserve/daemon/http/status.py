@@ -76,7 +76,6 @@ class Box:
 
     def _request(self, session: Session, now: float, since_s: float) -> dict[str, object]:
         request, usage, host = session.request, session.usage, self._services.models.of(session)
-        assert request is not None
         placed = session.slot is not None
         why = held_by(session) if placed else host.why_waiting(session)
         target_s = request.target_tbt_s or host.spec.config.slo_tbt_ms / 1000
@@ -141,7 +140,7 @@ def end_request(services: Services, body: bytes) -> None:
     session = next((one for one in services.sessions.running() if one.id == number), None)
     if session is None:
         raise RequestError(Fault.NOT_FOUND, "session", f"no request of number {number} runs: it may have ended")
-    log.info("an operator ends a request", extra={"fields": {"request": session.request_id}})
+    log.info("an operator ends a request", extra={"fields": {"request": session.request.id}})
     services.sessions.fail(session, RequestError(Fault.ENDED, "request", "the operator of this server has ended it"))
 
 

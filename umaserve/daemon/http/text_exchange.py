@@ -16,7 +16,7 @@ from umaserve.dialects.parameters import with_headers
 from umaserve.net.input_budget import InputShare
 from umaserve.net.timers import Timer
 from umaserve.sessions.caller import Caller
-from umaserve.sessions.session import Hold
+from umaserve.sessions.session import Hold, Session
 from umaserve.stages.stages import Stage, stages_of
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class TextExchange:
         self._request_headers = headers
         self._unplaced = 0
         """Sessions that have no slot yet."""
-        self._sessions = [self._manager.open(functools.partial(self._deliver, 0), caller)]
+        self._sessions: list[Session] = []
         self._stages: list[Stage] = []
         """Stages of all answers."""
         self._unsent: list[bytes] = []
@@ -77,18 +77,17 @@ class TextExchange:
                 return
             self._unplaced = len(requests)
             self._memory.keep(len(content))
-            for index in range(1, len(requests)):
-                sink = functools.partial(self._deliver, index)
-                self._sessions.append(self._manager.open(sink, self._caller))
             # One request of its sender's, whatever the number of choices that it asks for.
-            for index, (session, request) in enumerate(zip(self._sessions, requests, strict=True)):
-                self._manager.request(
-                    session,
+            for index, request in enumerate(requests):
+                session = self._manager.start(
                     replace(request, spoken=None),
+                    functools.partial(self._deliver, index),
+                    self._caller,
                     now,
                     admitted=index > 0,
                     arrived_at=self._arrived_at,
                 )
+                self._sessions.append(session)
                 session.sink, stages = stages_of(request, session.sink, self._speech, self._recordings)
                 self._stages += stages
             self._ping_later()
@@ -142,7 +141,7 @@ class TextExchange:
         except RequestError as error:
             self._fail(index, error)
         except Exception:
-            log.exception("request %s: closed, since a reply could not be made", self._sessions[index].request_id)
+            log.exception("request %s: closed, since a reply could not be made", self._sessions[index].request.id)
             self.abandon()
             self._responder.abort()
 

@@ -55,7 +55,7 @@ class WebSocketConnection(Connection):
         if caller is None:
             return False
         self._authenticated = True
-        self._caller = self._session.caller = caller
+        self._caller = caller
         self._idle.cancel()
         self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
         return True
@@ -93,7 +93,7 @@ class WebSocketConnection(Connection):
             self._reply(self._dialect.fail(RequestError(Fault.UNAUTHORIZED, "auth", "the key was revoked")))
             self.close()
             return
-        self._caller = self._session.caller = caller
+        self._caller = caller
         super()._request(request, admitted=admitted)
 
     # -- closing -------------------------------------------------------------------------------------------------
