@@ -273,6 +273,36 @@ def test_without_a_place_for_it_the_system_message_begins_the_first_turn():
     assert told(source, BRIEF) == "<user>Be brief.\nHi</user>>"
 
 
+REMIND = ChatTurn("system", "Stay calm.")
+REFUSES = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('system must be first') }}{% endif %}{% endfor %}"
+)
+LEAVES_OUT = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}"
+    "<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endif %}{% endfor %}>"
+)
+MOVES = (
+    "{% for m in messages if m.role == 'system' %}<system>{{ m.content }}</system>{% endfor %}"
+    "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}>"
+)
+
+
+@pytest.mark.parametrize("source", [REFUSES + PLAIN, LEAVES_OUT, MOVES], ids=["refuses", "leaves out", "moves"])
+def test_a_later_system_message_stands_in_the_turn_before_it(source: str):
+    assert told(source, (*BRIEF, REMIND)).endswith("<user>Hi\n\nStay calm.</user>>")
+    assert told(source, (REMIND, *BRIEF)) == "<system>Stay calm.\n\nBe brief.</system><user>Hi</user>>"
+    after_answer = (*BRIEF, ChatTurn("assistant", "Hello"), REMIND)
+    text = "<system>Be brief.</system><user>Hi</user><assistant>Hello</assistant><user>Stay calm."
+    assert told(source, after_answer) == text + "</user>>"
+    assert told(source, (*after_answer, *HI)) == text + "\n\nHi</user>>"
+    assert told(source, (*after_answer, REMIND, *HI)) == text + "\n\nStay calm.\n\nHi</user>>"
+
+
+def test_a_later_system_message_stays_one_where_the_template_writes_it_in_its_place():
+    assert told(PLAIN, (*BRIEF, REMIND)).endswith("<user>Hi</user><system>Stay calm.</system>>")
+
+
 def test_a_template_that_reads_parts_gets_parts():
     source = "{% for m in messages %}{% for part in m.content %}{{ part.text }}|{% endfor %}{% endfor %}"
     assert told(source, BRIEF) == "Be brief.|Hi|"

@@ -167,6 +167,26 @@ def test_prompts_are_those_of_llama_server(name: str):
     assert {key for key in BODIES if digests[key] != TABLE[name][key]} == {key for key in BODIES if differs(name, key)}
 
 
+def contents(messages: list[dict[str, Any]]) -> list[str]:
+    return [message["content"] for message in messages if message["content"]]
+
+
+@needs_templates
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("conversation", ["turns", "call"])
+def test_a_later_system_message_is_written_where_it_stands(name: str, conversation: str):
+    # Agents remind the model after the results of calls.
+    body = BODIES[conversation]
+    before = rendered(template_source(name), body, DATE)
+    if before == REFUSED:
+        pytest.skip("the template refuses the conversation without it")
+    reminder = {"role": "system", "content": "REMINDER: stay calm."}
+    prompt = rendered(template_source(name), {**body, "messages": [*body["messages"], reminder]}, DATE)
+    *_, last = contents(body["messages"])
+    assert prompt.rfind(last) < prompt.find("REMINDER: stay calm.")
+    assert prompt.startswith(before[: before.rfind(last) + len(last)])
+
+
 @needs_templates
 def test_all_templates_are_known():
     assert {path.stem for path in FOLDER.glob("*.jinja")} == set(TABLE)

@@ -20,6 +20,8 @@ _MARK = "Zq4Zq4"
 _ID = "call00001"
 """Id of nine letters and digits: the only form of ids that Mistral's templates take."""
 _SHORT_ID = re.compile("[A-Za-z0-9]{9}")
+_RESULT = "Zr5Zr5"
+_BRIEF: Message = {"role": "system", "content": "Be brief."}
 _USER: Message = {"role": "user", "content": "Hi"}
 _DONE: Message = {"role": "assistant", "content": "Done"}
 _KEY = {"type": "object", "properties": {"key": {"type": "string", "description": "A key"}}, "required": ["key"]}
@@ -32,6 +34,9 @@ class Form:
 
     system: bool
     """Whether the template writes system messages."""
+    later_systems: bool
+    """Whether the template writes system messages in the middle of a conversation where they stand. Others refuse them,
+    leave them out, or move them to the beginning, so that no cached prefix fits any longer."""
     parts: bool
     """Whether content is an array of parts, never a string."""
     objects: bool
@@ -50,6 +55,8 @@ class Form:
     def shaped(self, messages: Sequence[Message]) -> list[Message]:
         """``messages`` as the template takes them; given are content as a string, arguments as JSON text, and thoughts
         as ``reasoning_content``."""
+        if not self.later_systems:
+            messages = _with_later_systems_in_turns(messages)
         shaped = [self._shaped(message) for message in messages]
         if not self.system and shaped and shaped[0]["role"] == "system":
             told = shaped.pop(0)["content"]
@@ -87,6 +94,7 @@ def learned(render: Render) -> Form:
     thoughts = _thoughts(render, arguments)
     return Form(
         system=shows({"role": "system", "content": _MARK}, _USER),
+        later_systems=_keeps_place_of_systems(render, arguments),
         parts=parts,
         objects=objects,
         tools=TOOL["function"]["name"] in render([_USER], [TOOL]),
@@ -114,6 +122,29 @@ def _shows(render: Render) -> Callable[..., bool]:
 def _in_parts(message: Message) -> Message:
     content = message["content"]
     return {**message, "content": [{"type": "text", "text": content}] if isinstance(content, str) else content}
+
+
+def _keeps_place_of_systems(render: Render, arguments: object) -> bool:
+    system = {"role": "system", "content": _MARK}
+    question = {"role": "user", "content": "What?"}
+    called, result = _called(arguments), {"role": "tool", "content": _RESULT, "tool_call_id": _ID}
+    spoken = [[_BRIEF, _USER, _DONE, system, question], [_BRIEF, _USER, _DONE, question, system]]
+    answered = [_BRIEF, _USER, called, result]
+    if _RESULT not in render(answered, [TOOL]):
+        return all(_in_order(render(one, ()), one) for one in spoken)
+    spoken += [[*answered, system], [*answered, system, question]]
+    return all(_in_order(render(one, [TOOL] if result in one else ()), one) for one in spoken)
+
+
+def _in_order(prompt: str, messages: Sequence[Message]) -> bool:
+    """Whether ``prompt`` has the contents of ``messages`` in their order."""
+    at = 0
+    for message in messages:
+        at = prompt.find(message["content"], at)
+        if at < 0:
+            return False
+        at += len(message["content"])
+    return True
 
 
 def _results(render: Render, arguments: object) -> Literal["messages", "responses"]:
@@ -166,6 +197,26 @@ def _called(arguments: object) -> Message:
         "content": "",
         "tool_calls": [{"type": "function", "function": function, "id": _ID}],
     }
+
+
+def _with_later_systems_in_turns(messages: Sequence[Message]) -> list[Message]:
+    """``messages`` with each system message but the first one's text at the end of the message before it; after an
+    assistant's message, it begins the user's turn. So a conversation that goes on keeps its beginning."""
+    changed: list[Message] = []
+    begun = False
+    for message in messages:
+        before = changed[-1]["role"] if changed else ""
+        if message["role"] == "system" and before == "assistant":
+            changed.append({"role": "user", "content": message["content"]})
+            begun = True
+        elif (message["role"] == "system" and before) or (message["role"] == "user" and begun):
+            told = changed.pop()
+            changed.append({**told, "content": "\n\n".join(filter(None, (told["content"], message["content"])))})
+            begun = begun and message["role"] == "system"
+        else:
+            changed.append(message)
+            begun = False
+    return changed
 
 
 def _with_object(call: Message) -> Message:
