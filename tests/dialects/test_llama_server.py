@@ -28,7 +28,7 @@ from umaserve.core.events import (
     Usage,
 )
 from umaserve.core.queries import Embed, Embedded, Pair
-from umaserve.core.requests import SAMPLERS, Generate, Infill, MixedText, Priority, Sampling, TokenIds
+from umaserve.core.requests import ADAPTIVE_P, SAMPLERS, Generate, Infill, MixedText, Priority, Sampling, TokenIds
 from umaserve.dialects.facts import RunningAnswer
 from umaserve.dialects.llama_server.adapters import lora_adapters
 from umaserve.dialects.llama_server.completions import NativeBody
@@ -154,8 +154,9 @@ def test_several_answers_to_a_prompt_have_seeds_and_ids_of_their_own() -> None:
         {"stop": [""]},
         {"logit_bias": []},
         {"mirostat": 0, "typical_p": 1.0, "xtc_probability": 0, "dry_multiplier": 0.0},
-        {"samplers": ["penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]},
-        {"samplers": "edkypmxt"},
+        {"samplers": []},
+        {"samplers": list(SAMPLERS)},
+        {"samplers": "edskypmxt"},
         {"t_max_predict_ms": 500, "n_indent": 2, "n_keep": -1},
     ],
 )
@@ -170,22 +171,28 @@ def test_an_empty_schema_is_any_object() -> None:
     assert grammar.text == '{"type":"object"}'
 
 
-def test_samplers_that_are_not_named_are_off() -> None:
-    request = asked(samplers=["top_k", "infill"], top_k=7, top_p=0.5, min_p=0.5, temperature=0.1, repeat_penalty=1.5)
-    assert request.samplers == ("top_k",)
-    assert request.choices[0].sampling == Sampling(temperature=1.0, top_k=7, top_p=1.0, min_p=0.0)
-    assert asked().samplers == SAMPLERS
-    assert asked().choices[0].sampling.samplers == SAMPLERS
+def test_only_the_samplers_that_are_named_are_used() -> None:
+    assert sampling(samplers=["top_k", "infill"], top_k=7).samplers == ("top_k",)
+    assert sampling().samplers == SAMPLERS
 
 
 @pytest.mark.parametrize(
     "samplers",
-    [["temperature", "top_k", "min_p"], "tkm", ["Temp", "top-k", "minp"], ["temperature", "dry", "topk", "min-p"]],
+    [["temperature", "top_k", "min_p"], "tkm", ["Temp", "top-k", "minp"], ["temperature", "quark", "topk", "min-p"]],
 )
 def test_samplers_are_used_in_the_order_of_the_request(samplers: Any) -> None:
-    request = asked(samplers=samplers)
-    assert request.samplers == request.choices[0].sampling.samplers == ("temperature", "top_k", "min_p")
-    assert request.choices[0].sampling.top_p == 1.0
+    assert sampling(samplers=samplers).samplers == ("temperature", "top_k", "min_p")
+
+
+def test_all_samplers_have_a_letter_and_other_names() -> None:
+    assert sampling(samplers="edskypmxta").samplers == (*SAMPLERS, ADAPTIVE_P)
+    names = ["penalties", "dry", "top-n-sigma", "topk", "typ", "nucleus", "minp", "xtc", "temp", "adaptive-p"]
+    assert sampling(samplers=names).samplers == (*SAMPLERS, ADAPTIVE_P)
+
+
+def test_a_base_of_dry_below_one_is_the_default() -> None:
+    assert sampling(dry_base=0.5).dry_base == 1.75
+    assert sampling(dry_base=2).dry_base == 2
 
 
 def test_an_empty_prompt_is_one() -> None:
@@ -231,7 +238,21 @@ def test_adapters_by_number_or_name(lora: Any, adapters: Any) -> None:
         ({"n_predict": -2}, "n_predict: expected a whole number from -1, got -2"),
         ({"n_probs": 101}, "n_probs: expected a whole number from 0 to 100, got 101"),
         ({"seed": -2}, "seed: expected a whole number from 0 to 4294967294, got -2"),
-        ({"mirostat": 1}, "mirostat: expected to be absent: this server has no such sampler"),
+        ({"tfs_z": 0.5}, "tfs_z: expected to be absent: llama.cpp has this sampler no more; use min_p"),
+        ({"mirostat": 3}, "mirostat: expected a whole number from 0 to 2, got 3"),
+        ({"typical_p": 1.5}, "typical_p: expected a number from 0 to 1, got 1.5"),
+        ({"xtc_threshold": "a"}, "xtc_threshold: expected a number from 0 to 1, got a string"),
+        (
+            {"dry_sequence_breakers": ["\n", "x" * 41]},
+            "dry_sequence_breakers[1]: expected a non-empty string of at most 40 bytes, got 41 bytes",
+        ),
+        ({"dry_multiplier": -1}, "dry_multiplier: expected a number from 0 to 100, got -1"),
+        ({"top_n_sigma": -2}, "top_n_sigma: expected a number from -1 to 100, got -2"),
+        ({"adaptive_decay": 1}, "adaptive_decay: expected a number from 0 to 0.99, got 1"),
+        ({"min_tokens": -1}, "min_tokens: expected a whole number from 0 to 2147483647, got -1"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]: expected a whole number from 0, got -1"),
+        ({"stop_token_ids": 5}, "stop_token_ids: expected an array of 0 to 1024 token ids, got a whole number"),
+        ({"bad_words": [5]}, "bad_words[0]: expected a non-empty string of at most 256 bytes, got a whole number"),
         ({"n_predict": 1e308}, f"n_predict: expected a whole number from -1 to {2**63 - 1}, got 1e+308"),
         ({"samplers": ["top_k", "topk"]}, "samplers: expected each sampler once, got one repeated"),
         ({"samplers": [1]}, "samplers[0]: expected a non-empty string of at most 32 bytes, got a whole number"),
@@ -269,7 +290,7 @@ def test_a_gap_to_fill() -> None:
     asked = gap(prompt="b", input_extra=extra, n_predict=5, samplers=["top_k", "top_p", "infill"])
     (request,) = asked.choices
     assert request.prompt == Infill("a(", ")", "b", (("y", "x"), ("", "")))
-    assert (request.max_tokens, request.sampling) == (5, Sampling(temperature=1.0, min_p=0.0))
+    assert (request.max_tokens, request.sampling) == (5, replace(PLAIN, samplers=("top_k", "top_p")))
     assert gap() == NativeRequest((Generate("cmpl-1", Infill("a(", ")"), None, PLAIN),), -1)
 
 

@@ -272,7 +272,7 @@ def test_a_prompt_is_a_turn_or_raw() -> None:
         ({"options": {"num_gpu": "all"}}, "options.num_gpu: expected a whole number from -1 to 2147483647, got a str"),
         ({"options": {"use_mmap": 1}}, "options.use_mmap: expected true or false, got a whole number"),
         ({"options": {"stop": [""]}}, "options.stop[0]: expected a non-empty string"),
-        ({"options": {"mirostat": 2}}, "options.mirostat: expected to be absent: this server has no such sampler"),
+        ({"options": {"mirostat": 3}}, "options.mirostat: expected a whole number from 0 to 2, got 3"),
         ({"format": "xml"}, 'format: expected "json" or a JSON schema as an object, got "xml"'),
         ({"format": 1}, 'format: expected "json" or a JSON schema as an object, got a whole number'),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,8 +69,7 @@ FIRST_CUT = ("top_k", "top_p", "min_p", "penalties", "temperature")
 def test_samplers_are_applied_in_their_order(samplers: tuple[str, ...], chosen: int, temperature: float):
     # The cut-off leaves the likeliest token only: before the penalties that is 3, after them 5.
     logits = [0.0, 0.0, 0.0, 3.0, 0.0, 2.0, 0.0, -9.0]
-    off = {} if "penalties" in samplers else {"presence_penalty": 0.0}
-    sampling = Sampling(**{"presence_penalty": 2.0, **off}, temperature=temperature, top_k=1, samplers=samplers)
+    sampling = Sampling(presence_penalty=2.0, temperature=temperature, top_k=1, samplers=samplers)
     assert choose(sampling, logits, [3]) == chosen
 
 
@@ -94,6 +94,40 @@ def test_penalties_count_the_sampled_tokens():
 def test_a_bias_beyond_the_vocabulary_is_refused():
     with pytest.raises(RequestError, match="below 8, the vocabulary's size, got 8"):
         Sampler(N, (0,), Sampling(logit_bias=((N, 1.0),)), None)
+
+
+def test_a_token_beyond_the_vocabulary_that_ends_the_answer_is_refused():
+    with pytest.raises(RequestError, match="stop_token_ids: expected token ids below 8, the vocabulary's size, got 8"):
+        Sampler(N, (0,), Sampling(stop_token_ids=(N,)), None)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, top_k=1)])
+def test_no_token_ends_the_answer_before_the_least_number(sampling: Sampling):
+    sampler = Sampler(N, (7,), replace(sampling, min_tokens=2, stop_token_ids=(6,)), None)
+    drawn = [sampler.sample(np.arange(N, dtype=np.float32), Candidates(N)) for _ in range(3)]
+    assert drawn == [5, 5, 7]
+
+
+def test_tokens_of_another_sampler_are_not_counted_twice():
+    sampler = Sampler(N, (7,), Sampling(min_tokens=1), None)
+    sampler.follow([1, 2])
+    drawn = [sampler.sample(np.arange(N, dtype=np.float32), Candidates(N)) for _ in range(2)]
+    assert drawn == [6, 7]
+
+
+def test_words_that_must_not_come():
+    bad_words = [[7], [6, 5], [6, 4, 3]]
+    sampler = Sampler(N, (0,), Sampling(), None, bad_words=bad_words)
+    assert sampler.sample(np.arange(N, dtype=np.float32), Candidates(N)) == 6
+    assert sampler.sample(np.array([0, 0, 0, 1, 2, 3, 0, 9], np.float32), Candidates(N)) == 4
+    assert sampler.sample(np.array([0, 0, 1, 2, 0, 0, 0, 9], np.float32), Candidates(N)) == 2
+    assert sampler.sample(np.array([0, 0, 1, 2, 0, 0, 0, 9], np.float32), Candidates(N)) == 3
+
+
+def test_words_that_must_not_come_behind_another_samplers_tokens():
+    sampler = Sampler(N, (0,), Sampling(), None, bad_words=[[6, 7]])
+    sampler.follow([1, 6])
+    assert sampler.sample(np.arange(N, dtype=np.float32), Candidates(N)) == 6
 
 
 def test_what_is_left_to_draw_from_and_its_chances():

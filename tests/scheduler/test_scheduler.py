@@ -27,6 +27,7 @@ from umaserve.core.events import Finished, FinishReason, Placed, Prefilled, Pref
 from umaserve.core.requests import (
     ChatTurn,
     Priority,
+    Sampling,
     TokenIds,
     Tool,
     ToolCall,
@@ -121,6 +122,22 @@ def test_the_end_token_is_neither_sent_nor_counted(world: SchedulerWorld) -> Non
     assert client.end is FinishReason.STOP
     assert world.scheduler.metrics.tokens_generated >= len(client.text)
     assert client.session.usage.completion_tokens == len(client.text)
+
+
+def test_a_token_that_the_request_names_ends_the_answer_as_the_end_token_does(world: SchedulerWorld) -> None:
+    whole = answer("hello", 50)
+    sampling = Sampling(stop_token_ids=(ord(whole[3]),))
+    client = world.arrive("hello", max_tokens=50, sampling=sampling)
+    beside = world.arrive("hello", max_tokens=50)
+    world.turn_until(lambda: client.end is not None and beside.end is not None)
+    assert client.text == whole[: whole.index(whole[3])]
+    assert client.end is FinishReason.STOP
+    assert client.session.usage.completion_tokens == len(client.text)
+    assert beside.text == beside.expected
+    # What it leaves in the cache is what it says.
+    again = world.arrive("hello", max_tokens=50)
+    world.finish()
+    assert again.text == again.expected
 
 
 def test_the_progress_of_a_prompt_is_told_to_those_who_want_it(world: SchedulerWorld) -> None:

@@ -38,8 +38,10 @@ class Grammar:
     field: str = field(compare=False)
 
 
-SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")
-"""All samplers with parameters, in llama.cpp's default order."""
+SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+"""The samplers that every answer has unless it names its own, in llama.cpp's default order."""
+ADAPTIVE_P = "adaptive_p"
+"""The sampler that draws near a wanted probability; always the last one, and only where a request names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,37 @@ class Sampling:
     penalty_window: int = 64
     """Number of the last tokens, the prompt's included, that count for the penalties."""
     samplers: tuple[str, ...] = SAMPLERS
-    """The order in which they are applied. One that is missing here has parameters that turn it off."""
+    """The samplers that are applied, in this order."""
+    dry_multiplier: float = 0.0
+    """Strength of the penalty on tokens that would go on with a repetition; 0: off."""
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    """Tokens that may repeat without a penalty."""
+    dry_penalty_last_n: int = 64
+    """Number of the last tokens, the prompt's included, in which repetitions are looked for."""
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    """Texts at which a repetition ends."""
+    top_n_sigma: float = -1.0
+    """Standard deviations of the logits below the greatest one within which tokens are kept; 0 and below: off."""
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    """How far the temperature follows the entropy to either side of ``temperature``; 0: not at all."""
+    dynatemp_exponent: float = 1.0
+    mirostat: int = 0
+    """Version of Mirostat, which takes the place of all samplers but the temperature; 0: off."""
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    """Probability near which ``ADAPTIVE_P`` draws; below 0 it draws as usual."""
+    adaptive_decay: float = 0.9
+    min_tokens: int = 0
+    """Tokens before which neither an end token nor one of ``stop_token_ids`` comes."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the answer as its end token does."""
+    bad_words: tuple[str, ...] = ()
+    """Texts whose last token never follows their other ones in the answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,22 +20,11 @@ PRIORITY_HEADER, TTFT_HEADER, TBT_HEADER = "x-umaserve-priority", "x-umaserve-sl
 PRIORITY_HEADERS = (PRIORITY_HEADER, TTFT_HEADER, TBT_HEADER)
 
 
-_SAMPLER = "this server has no such sampler"
 NOT_DONE: dict[str, tuple[tuple[object, ...], str]] = {
     "guided_whitespace_pattern": ((), "a schema's text may have a line break or a space between its parts"),
     "structural_tag": ((), "use tools, json_schema, or response_format"),
-    "min_tokens": ((0,), "use ignore_eos with max_tokens for an answer of one length"),
-    "mirostat": ((0,), _SAMPLER),
-    "typical_p": ((1,), _SAMPLER),
-    "tfs_z": ((1,), _SAMPLER),
-    "dry_multiplier": ((0,), _SAMPLER),
-    "xtc_probability": ((0,), _SAMPLER),
-    "top_n_sigma": ((-1, 0), _SAMPLER),
-    "dynatemp_range": ((0,), _SAMPLER),
-    "samplers": ((), _SAMPLER),
-    "bad_words": (([],), "use logit_bias with token ids"),
+    "tfs_z": ((1,), "llama.cpp has this sampler no more; use min_p"),
     "allowed_token_ids": ((), "use logit_bias, or grammar"),
-    "stop_token_ids": (([],), "use stop, with text"),
     "use_beam_search": ((False,), "answers are sampled one token after another; use temperature 0 for the likeliest"),
     "length_penalty": ((1,), "it is for a beam search, and there is none"),
     "truncate_prompt_tokens": ((), "a prompt is never cut; send what is to count"),

@@ -7,7 +7,7 @@ from typing import Any
 
 from umaserve.core import requests
 from umaserve.core.errors import Fault, RequestError
-from umaserve.core.requests import Priority
+from umaserve.core.requests import ADAPTIVE_P, SAMPLERS, Priority
 from umaserve.dialects.grammars import CHOICES, GBNF, REGEX, SCHEMA, SCHEMA_OR_TEXT, STRUCTURED
 from umaserve.wire import fields
 from umaserve.wire.declared import (
@@ -40,11 +40,34 @@ MAX_ITEMS = 256
 MAX_KWARGS_BYTES = 64 * 1024
 MAX_STOPS, MAX_STOP_BYTES = 16, 256
 MAX_BIASES = 1024
+MAX_BAD_WORDS, MAX_BAD_WORD_BYTES = 256, 256
+MAX_BREAKERS, MAX_BREAKER_BYTES = 16, 40
+"""llama.cpp looks through its whole vocabulary for each sequence breaker, and takes no more bytes of one."""
 MAX_ADAPTERS, MAX_ADAPTER_BYTES = 16, 256
 MAX_SCALE = 10.0
 MAX_SEED = 2**32 - 2
 MAX_WINDOW = 2**31 - 1
 """More than any context has."""
+MAX_DRY = 100.0
+_LETTERS = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "t": "temperature",
+    "a": ADAPTIVE_P,
+}
+_ALIASES = {name.replace("_", ""): name for name in _LETTERS.values()} | {
+    "nucleus": "top_p",
+    "typ": "typ_p",
+    "typical_p": "typ_p",
+    "temp": "temperature",
+}
+"""llama-server's other names of samplers, without hyphens."""
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 1000, 384_000
 MAX_SLO_MS = 3_600_000.0
 ROLES = ("system", "user", "assistant", "tool")
@@ -64,6 +87,30 @@ ABOUT_STRICT = (
 def _tokens(given: Any, path: str) -> int:
     number = integer(given, path, -1, MAX_WINDOW)
     return number if number >= 0 else MAX_WINDOW
+
+
+def _dry_base(given: Any, path: str) -> float:
+    base = fields.number(given, path, 0.0, MAX_DRY)
+    return base if base >= 1 else DEFAULTS.dry_base
+
+
+def _ids(given: Any, path: str) -> tuple[int, ...]:
+    return tuple(_STOP_IDS.read(given, path))
+
+
+def _samplers(given: Any, path: str) -> tuple[str, ...]:
+    """The samplers to use, in the order in which to use them. Unknown ones are left out, as in llama-server; so is
+    "infill", which editors send."""
+    names = _SAMPLER_NAMES.read(given, path)
+    if not names:
+        return SAMPLERS
+    if isinstance(given, str):
+        names = tuple(_LETTERS.get(letter, "") for letter in given)
+    names = tuple(name.lower().replace("-", "_") for name in names)
+    used = tuple(name for one in names if (name := _ALIASES.get(one, one)) in (*SAMPLERS, ADAPTIVE_P))
+    if len(set(used)) < len(used):
+        raise RequestError(Fault.BAD_REQUEST, path, "expected each sampler once, got one repeated")
+    return used
 
 
 def _biases(given: Any, path: str) -> tuple[tuple[int, float], ...]:
@@ -92,6 +139,8 @@ def _adapters(given: Any, path: str) -> tuple[tuple[str, float], ...]:
 
 Base64 = Kind(string(1).schema, fields.media_data)
 """Base64 text, which is checked where it is decoded."""
+_SAMPLER_NAMES = strings(32, 32)
+_STOP_IDS = array(whole(0), high=MAX_BIASES, of="token ids")
 _PRIORITY = Kind(choice(*PRIORITIES).schema, lambda given, path: PRIORITIES[fields.one_of(given, path, PRIORITIES)])
 _TOKENS = Kind({"type": "integer", "minimum": -1, "maximum": MAX_WINDOW}, _tokens)
 _BIASES = Kind(mapping(number(-100, 100), maxProperties=MAX_BIASES).schema | {"properties": {}}, _biases)
@@ -145,6 +194,87 @@ class Sampling(Declared):
         "How many of the last tokens count for the penalties; 0: no penalties; -1: all.",
         default=DEFAULTS.penalty_window,
         key="repeat_last_n",
+    )
+    samplers = optional(
+        Kind(_SAMPLER_NAMES.schema, _samplers),
+        "The samplers to use, by llama-server's names or letters, in the order in which to apply them: penalties (e), "
+        "dry (d), top_n_sigma (s), top_k (k), typ_p (y), top_p (p), min_p (m), xtc (x), temperature (t), which are the "
+        "default in this order; and adaptive_p (a), always the last one.",
+    )
+    dry_multiplier = optional(
+        number(0, MAX_DRY),
+        "DRY: a token that would go on with a repetition loses dry_multiplier * dry_base ^ (the repetition's length - "
+        "dry_allowed_length); 0: off.",
+        default=DEFAULTS.dry_multiplier,
+    )
+    dry_base = optional(
+        Kind(number(0, MAX_DRY).schema, _dry_base), "DRY; below 1 means 1.75.", default=DEFAULTS.dry_base
+    )
+    dry_allowed_length = optional(
+        whole(0, MAX_WINDOW), "DRY: tokens that may repeat.", default=DEFAULTS.dry_allowed_length
+    )
+    dry_penalty_last_n = optional(
+        _TOKENS,
+        "DRY: how many of the last tokens are looked through; 0: none; -1: all.",
+        default=DEFAULTS.dry_penalty_last_n,
+    )
+    dry_sequence_breakers = optional(
+        strings(MAX_BREAKERS, MAX_BREAKER_BYTES),
+        "DRY: texts at which a repetition ends.",
+        default=list(DEFAULTS.dry_sequence_breakers),
+    )
+    top_n_sigma = optional(
+        number(-1, 100),
+        "Keep the tokens whose weight is within so many standard deviations of the greatest one; 0 and below: all.",
+        default=DEFAULTS.top_n_sigma,
+    )
+    typical_p = optional(
+        number(0, 1),
+        "Choose among the tokens nearest to the usual surprise that have this probability together; 1: among all.",
+        default=DEFAULTS.typical_p,
+    )
+    xtc_probability = optional(
+        number(0, 1),
+        "XTC: how often all tokens of xtc_threshold and more are dropped but the least likely of them; 0: never.",
+        default=DEFAULTS.xtc_probability,
+    )
+    xtc_threshold = optional(number(0, 1), "XTC: a probability; above 0.5 it is off.", default=DEFAULTS.xtc_threshold)
+    dynatemp_range = optional(
+        number(0, 10),
+        "The temperature is so much lower or higher, the more certain or uncertain the next token is; 0: the same.",
+        default=DEFAULTS.dynatemp_range,
+    )
+    dynatemp_exponent = optional(
+        number(0, 10), "How a token's uncertainty becomes its temperature.", default=DEFAULTS.dynatemp_exponent
+    )
+    mirostat = optional(
+        whole(0, 2),
+        "Version of Mirostat, which holds the text's surprise near mirostat_tau, and takes the place of all samplers "
+        "but the temperature; 0: off.",
+        default=DEFAULTS.mirostat,
+    )
+    mirostat_tau = optional(number(0, 100), "Mirostat: bits of surprise.", default=DEFAULTS.mirostat_tau)
+    mirostat_eta = optional(number(0, 1), "Mirostat: its rate of learning.", default=DEFAULTS.mirostat_eta)
+    adaptive_target = optional(
+        number(-1, 1),
+        "adaptive_p: a probability near which tokens are drawn; below 0: as usual. Only where samplers names it.",
+        default=DEFAULTS.adaptive_target,
+    )
+    adaptive_decay = optional(
+        number(0, 0.99), "adaptive_p: how long earlier tokens count.", default=DEFAULTS.adaptive_decay
+    )
+    min_tokens = optional(
+        whole(0, MAX_WINDOW),
+        "Before so many tokens, neither the model nor stop_token_ids ends the text.",
+        default=DEFAULTS.min_tokens,
+    )
+    stop_token_ids = optional(
+        Kind(_STOP_IDS.schema, _ids), "Tokens that end the text, of which they are no part.", default=[]
+    )
+    bad_words = optional(
+        strings(MAX_BAD_WORDS, MAX_BAD_WORD_BYTES),
+        "Texts that must not come, with or without a space before them, in the tokens by which the model writes them.",
+        default=[],
     )
     seed = optional(whole(0, MAX_SEED), "The same seed and request give the same text; any by default.")
     logit_bias = optional(

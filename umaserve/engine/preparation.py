@@ -34,6 +34,7 @@ from umaserve.engine.llama.adapters import LoraAdapters
 from umaserve.engine.llama.model import Model
 from umaserve.engine.llama.reranking import pair_tokens
 from umaserve.engine.media.reader import MediaReader, Prompt
+from umaserve.engine.sampling.chain import DrySamplers
 from umaserve.engine.sampling.constraint import MAX_COMPILING_S, Constraint, Vocabulary
 from umaserve.engine.sampling.logprobs import MAX_PROMPT_ENTRIES
 from umaserve.engine.sampling.sampler import Sampler
@@ -73,6 +74,7 @@ class Preparation:
         self._media = media
         self._sequence_tokens = sequence_tokens
         self._thought_budget = thought_budget
+        self._dry = DrySamplers(model.vocab)
         self._plain = None if trusts_content else PlainContent(model)
         # Asked now, since dividing the cells makes a new context while requests are prepared.
         self._generates = bool(model.memory)
@@ -128,8 +130,8 @@ class Preparation:
         max_tokens = self._max_tokens(request.max_tokens, len(prepared.tokens))
         sampling = _behind(request.sampling, generated)
         sampler = self._sampler(sampling, prepared.sampler.constraint, prepared.sampler.thinking)
-        window = sampler.penalty_window
-        sampler.accept_prompt([*_text_tokens(prepared.tokens, window), *generated[max(0, len(generated) - window) :]])
+        sampler.accept_prompt(_text_tokens(prepared.tokens, sampler.window))
+        sampler.accept_answer(generated)
         # A slow grammar may still be at the next token.
         sampler.step = prepared.sampler.step
         return dataclasses.replace(prepared, max_tokens=max_tokens, sampler=sampler)
@@ -255,7 +257,7 @@ class Preparation:
                 more = bool(self._thought_form.turn or self._thought_form.answers)
                 limited = AfterThoughts(constraint, thinking, self._model.end_tokens, more_marks=more)
         sampler = self._sampler(request.sampling, limited, thinking)
-        sampler.accept_prompt(_text_tokens(tokens, sampler.penalty_window))
+        sampler.accept_prompt(_text_tokens(tokens, sampler.window))
         return sampler
 
     def _closing(self, request: Generate) -> Sequence[int]:
@@ -278,10 +280,25 @@ class Preparation:
     ) -> Sampler:
         of_texts = ((self._model.tokenize(text, special=False), bias) for text, bias in sampling.text_bias)
         biases = (*sampling.logit_bias, *((token, bias) for tokens, bias in of_texts for token in tokens))
-        # llama.cpp takes memory for all of the window.
-        window = min(sampling.penalty_window, self._sequence_tokens)
-        sampling = dataclasses.replace(sampling, logit_bias=biases, penalty_window=window)
-        return Sampler(self._model.n_vocab, tuple(self._model.end_tokens), sampling, constraint, thinking)
+        # llama.cpp takes memory for all of a window.
+        windows = {
+            name: min(getattr(sampling, name), self._sequence_tokens)
+            for name in ("penalty_window", "dry_penalty_last_n")
+        }
+        return Sampler(
+            self._model.n_vocab,
+            tuple(self._model.end_tokens),
+            dataclasses.replace(sampling, logit_bias=biases, **windows),
+            constraint,
+            thinking,
+            bad_words=self._bad_words(sampling.bad_words),
+            dry=self._dry,
+        )
+
+    def _bad_words(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each of ``texts``, with a space before it and without."""
+        written = (form for text in texts for form in (text.lstrip(" "), " " + text.lstrip(" ")) if form.strip(" "))
+        return [self._model.tokenize(form, special=False) for form in written]
 
     def _prompt(self, request: Generate, tenant: str, wanted: Callable[[], bool]) -> Prompt:
         if isinstance(request.prompt, str | TokenIds | MixedText):
@@ -349,10 +366,9 @@ def _vocabulary(model: Model) -> Vocabulary | None:
 
 def _behind(sampling: Sampling, generated: Sequence[int]) -> Sampling:
     """Sampling for a sampler that goes on behind the tokens ``generated``: the random numbers of a seed must not
-    repeat."""
-    if sampling.seed is None:
-        return sampling
-    return dataclasses.replace(sampling, seed=(sampling.seed + len(generated)) % 2**32)
+    repeat, and fewer tokens have to come."""
+    seed = None if sampling.seed is None else (sampling.seed + len(generated)) % 2**32
+    return dataclasses.replace(sampling, seed=seed, min_tokens=max(0, sampling.min_tokens - len(generated)))
 
 
 def _text_tokens(tokens: Sequence[int], window: int) -> list[int]:

@@ -175,7 +175,7 @@ class Results:
         if not session.generated:
             started_s = session.timing(now).started_s
             self._sessions.put(session, Prefilled(len(prepared.tokens), session.reused, started_s, prepared.text))
-        if token in self._engine.end_tokens:
+        if token in self._engine.end_tokens or token in session.request.sampling.stop_token_ids:
             if logprobs is not None and session.request.prompt_logprobs is not None:
                 # Who asks for both counts on one for each token that was sampled.
                 self._sessions.put(session, Token("", token, logprobs, sampled=False))

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from umaserve.core.errors import Fault, RequestError
-from umaserve.core.requests import SAMPLERS, Generate, Infill, Sampling
+from umaserve.core.requests import Generate, Infill, Sampling
 from umaserve.dialects.llama_server import schemas
 from umaserve.dialects.llama_server.schemas import ADAPTERS, DEFAULTS, NativeOptions
 from umaserve.dialects.openai.requests import MAX_GENERATIONS, MAX_PROMPTS, inputs, nth_choice
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, sampling, with_targets, within_cap
 from umaserve.wire.fields import Fields, out_of_range
-
-_WITHOUT: Mapping[str, Mapping[str, float]] = {
-    "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
-    "top_k": {"top_k": 0},
-    "top_p": {"top_p": 1.0},
-    "min_p": {"min_p": 0.0},
-    "temperature": {"temperature": 1.0},
-}
-"""Samplers of this server, each with the parameters that turn it off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +22,6 @@ class NativeRequest:
     choices: tuple[Generate, ...]
     n_predict: int
     """Limit of the answer in tokens, as the client wants it; -1: up to the context's end."""
-    samplers: tuple[str, ...] = SAMPLERS
     stream: bool = False
     return_tokens: bool = False
     timings_per_token: bool = False
@@ -70,7 +60,6 @@ def _described(given: NativeOptions, choices: tuple[Generate, ...]) -> NativeReq
     return NativeRequest(
         choices,
         n_predict=_n_predict(given),
-        samplers=given.samplers,
         stream=given.stream,
         return_tokens=given.return_tokens,
         timings_per_token=given.timings_per_token,
@@ -103,19 +92,9 @@ def _n_predict(given: NativeOptions) -> int:
 
 
 def _sampling(given: NativeOptions) -> Sampling:
-    shared = NativeOptions({**given.values, "samplers": None, "logit_bias": None})
-    chosen, used = sampling(shared, DEFAULTS), given.samplers
-    off = {key: value for name, without in _WITHOUT.items() if name not in used for key, value in without.items()}
-    chosen = replace(chosen, **off)  # type: ignore[arg-type]
+    chosen = sampling(NativeOptions({**given.values, "logit_bias": None}), DEFAULTS)
     token_biases, text_biases = given.biases or ((), ())
-    in_order = tuple(name for name in SAMPLERS if name in used)
-    return replace(
-        chosen,
-        logit_bias=token_biases,
-        text_bias=text_biases,
-        scores_after=given.post_sampling_probs,
-        samplers=SAMPLERS if used == in_order else used,
-    )
+    return replace(chosen, logit_bias=token_biases, text_bias=text_biases, scores_after=given.post_sampling_probs)
 
 
 def _in_our_words(fields: Fields, adapters: Sequence[str]) -> dict[str, Any]:

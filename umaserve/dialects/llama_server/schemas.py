@@ -7,7 +7,6 @@ from typing import Any
 
 from umaserve.core import requests
 from umaserve.core.errors import Fault, RequestError
-from umaserve.core.requests import SAMPLERS
 from umaserve.dialects.openai.schemas import MAX_CHOICES, Texts
 from umaserve.dialects.schemas import (
     MAX_ADAPTERS,
@@ -23,7 +22,6 @@ from umaserve.dialects.schemas import (
 from umaserve.wire import fields
 from umaserve.wire.declared import (
     Declared,
-    Field,
     Kind,
     any_of,
     array,
@@ -47,8 +45,6 @@ RANDOM_SEED = MAX_SEED + 1
 BAN = 100.0
 NONE, MAX_ABSOLUTE, TAXICAB, EUCLIDEAN = -1, 0, 1, 2
 """How vectors may be normalized."""
-_LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
-_ALIASES = {"topk": "top_k", "topp": "top_p", "nucleus": "top_p", "minp": "min_p", "temp": "temperature"}
 
 
 def _seed(given: Any, path: str) -> int | None:
@@ -86,21 +82,6 @@ def _biases(given: Any, path: str) -> tuple[tuple[tuple[int, float], ...], tuple
     return tokens or (), tuple((text, _BIAS.read(bias, path)) for text, bias in texts)
 
 
-def _samplers(given: Any, path: str) -> tuple[str, ...]:
-    """The samplers to use, in the order in which to use them. Others are off in any case, or are refused by their
-    parameters; "infill" has none, and is left out of what editors send."""
-    names = _NAMES.read(given, path)
-    if not names:
-        return SAMPLERS
-    if isinstance(given, str):
-        names = tuple(_LETTERS.get(letter, "") for letter in given)
-    names = tuple(name.lower().replace("-", "_") for name in names)
-    used = tuple(name for one in names if (name := _ALIASES.get(one, one)) in SAMPLERS)
-    if len(set(used)) < len(used):
-        raise RequestError(Fault.BAD_REQUEST, path, "expected each sampler once, got one repeated")
-    return used
-
-
 def _document(given: Any, path: str) -> str:
     """A text, or the one in ``{"text": TEXT}``."""
     if isinstance(given, dict):
@@ -121,7 +102,6 @@ _BIASES = Kind(
     ).schema,
     _biases,
 )
-_NAMES = strings(32, 32)
 
 
 class _OfModel(Declared):
@@ -183,14 +163,6 @@ class NativeOptions(Sampling, Computation, Targets, _OfModel, defaults=DEFAULTS)
     )
     max_tokens = optional(whole(-1), "As n_predict.")
     max_completion_tokens = optional(whole(-1), "As n_predict.")
-    samplers = Field(
-        Kind(_NAMES.schema, _samplers),
-        "The samplers to use, by name or letter: penalties (e), top_k (k), top_p (p), min_p (m), temperature (t), in "
-        "the order in which to apply them; others make no difference. By default all, in this order.",
-        required=False,
-        nullable=True,
-        absent=SAMPLERS,
-    )
     n_probs = optional(
         whole(0, 100), "Tell the log-probability of each token, and of so many of the likeliest; 0: none.", default=0
     )

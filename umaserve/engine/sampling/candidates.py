@@ -25,6 +25,7 @@ class Candidates:
     def __init__(self, n_vocab: int) -> None:
         self.tokens = np.zeros(n_vocab, _CANDIDATE)
         self._native = native(self.tokens)
+        self._address = self.tokens.ctypes.data
         self._ids = np.arange(n_vocab, dtype=np.int32)
 
     def all(self, logits: Logits) -> Any:
@@ -46,6 +47,11 @@ class Candidates:
         if not k <= len(ids) <= COLUMNS or len(set(kept.tolist())) < len(ids):
             return self.all(logits)
         return self._filled(ids, kept)
+
+    def left(self, native: Any) -> Left:
+        """The candidates that sampling has left of ``native``: some samplers drop the first ones."""
+        begin = (ctypes.addressof(native.data.contents) - self._address) // _CANDIDATE.itemsize
+        return self.tokens[begin : begin + native.size]
 
     def only(self, token: int) -> Left:
         """``token`` as the one that was certain."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import secrets
 import weakref
+from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -14,22 +13,19 @@ import numpy as np
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.requests import Sampling
 from umaserve.engine.sampling.candidates import Candidates, Left, Logits
+from umaserve.engine.sampling.chain import DrySamplers, draws, first_cut, new_chain, window
 from umaserve.engine.sampling.constraint import Constraint
 from umaserve.engine.sampling.steps import Step
 from umaserve.engine.sampling.thinking import AfterThoughts, Thinking
 
-MIN_TEMPERATURE = 1e-3
-"""Temperature below which sampling is greedy: the result would be the same, and dividing by the temperature could
-overflow."""
-
 
 class Sampler:
-    """One sequence's sampler: length penalty and biases, then penalties, cut-offs and temperature in the request's
-    order, then the grammar's check of the result.
+    """One sequence's sampler: length penalty and biases, then the request's samplers in its order, then the grammar's
+    check of the result.
 
     Made and given the prompt on the preparing thread, used on the compute thread. Its C objects are freed with it;
     ``constraint`` and ``thinking`` may be passed on to another sampler.
-    Raises ``RequestError`` for a bias of an unknown token.
+    Raises ``RequestError`` for a bias of an unknown token, and for an unknown token that ends the answer.
     """
 
     def __init__(
@@ -39,29 +35,38 @@ class Sampler:
         sampling: Sampling,
         constraint: Constraint | AfterThoughts | None,
         thinking: Thinking | None = None,
+        *,
+        bad_words: Sequence[Sequence[int]] = (),
+        dry: DrySamplers | None = None,
     ):
+        """``bad_words``: tokens that never follow one another in the answer. ``dry``: of the model, for requests that
+        use DRY."""
         self._end = min(end_tokens, default=0)
         self._end_ids = np.array(end_tokens, np.int64)
         self._length_penalty = sampling.length_penalty
         biases = dict(sampling.logit_bias)
-        for token in biases:
-            if token >= n_vocab:
-                raise RequestError(
-                    Fault.BAD_REQUEST,
-                    "logit_bias",
-                    f"expected token ids below {n_vocab}, the vocabulary's size, got {token}",
-                )
+        for field, tokens in (("logit_bias", biases), ("stop_token_ids", sampling.stop_token_ids)):
+            for token in tokens:
+                if token >= n_vocab:
+                    problem = f"expected token ids below {n_vocab}, the vocabulary's size, got {token}"
+                    raise RequestError(Fault.BAD_REQUEST, field, problem)
         if sampling.ignore_eos:
             biases.update(dict.fromkeys(end_tokens, -np.inf))
+        biases.update((word[0], -np.inf) for word in bad_words if len(word) == 1)
         self._bias_ids = np.array(list(biases), np.int64)
         self._biases = np.array(list(biases.values()), np.float32)
+        self._bad_words = [(tuple(word[:-1]), word[-1]) for word in bad_words if len(word) > 1]
+        self._said: deque[int] = deque(maxlen=max((len(before) for before, _last in self._bad_words), default=0))
+        """The last tokens of the answer, as many as the longest of the bad words needs."""
+        self._endless = sampling.min_tokens
+        """Tokens still to come before one may end the answer."""
+        self._ending_ids = np.array([*end_tokens, *sampling.stop_token_ids], np.int64)
         self.constraint = constraint
         self.thinking = thinking
-        self.penalty_window = sampling.penalty_window if _penalizes(sampling) else 0
-        """How many of the last tokens the penalties see."""
-        plain = sampling.temperature < MIN_TEMPERATURE and not _penalizes(sampling)
-        self._chain = None if plain else _chain(n_vocab, sampling)
-        self._draws = sampling.temperature >= MIN_TEMPERATURE
+        self.window = window(sampling)
+        """How many of the last tokens the samplers see."""
+        self._chain = new_chain(n_vocab, sampling, dry)
+        self._draws = draws(sampling)
         self.step: Step | None = None
         """Step that samples the next token, until that is taken."""
         self.was_late = False
@@ -69,16 +74,21 @@ class Sampler:
         self.left: Left | None = None
         """The candidates of the latest token, until the next one; ``None`` if that was certain."""
         self.scores_after = sampling.scores_after
-        self._top_k = _first_cut(sampling)
+        self._top_k = first_cut(sampling)
         """The cut-off before anything else looks at the candidates; 0 if there is none."""
         if self._chain is not None:
             weakref.finalize(self, llama_cpp.llama_sampler_free, self._chain)
 
     def accept_prompt(self, tokens: Sequence[int]) -> None:
-        """Let the penalties see the end of ``tokens``."""
+        """Let the samplers see the end of ``tokens``."""
         if self._chain is not None:
-            for token in tokens[max(0, len(tokens) - self.penalty_window) :]:
+            for token in tokens[max(0, len(tokens) - self.window) :]:
                 llama_cpp.llama_sampler_accept(self._chain, token)
+
+    def accept_answer(self, tokens: Sequence[int]) -> None:
+        """Go on behind these ``tokens`` of the answer, which ``constraint`` and ``thinking`` have seen."""
+        self._said.extend(tokens)
+        self.accept_prompt(tokens)
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Go on behind these ``tokens``, which another sampler of the same request has chosen."""
@@ -89,7 +99,7 @@ class Sampler:
                 self.constraint.accept(token)
             if self.thinking is not None:
                 self.thinking.accept(token)
-        self.accept_prompt(tokens)
+        self.accept_answer(tokens)
 
     def sample(self, logits: Logits, candidates: Candidates) -> int:
         """The next token. ``logits``, one value for each token of the vocabulary, are overwritten. Raises
@@ -107,6 +117,8 @@ class Sampler:
             self.thinking.accept(token)
         if self._chain is not None:
             llama_cpp.llama_sampler_accept(self._chain, token)
+        self._said.append(token)
+        self._endless -= 1
         return token
 
     def _sampled(self, logits: Logits, candidates: Candidates) -> int | None:
@@ -117,6 +129,11 @@ class Sampler:
             logits[self._end_ids] = np.where(ends > 0, ends / self._length_penalty, ends * self._length_penalty)
         if len(self._bias_ids):
             logits[self._bias_ids] += self._biases
+        if self._endless > 0:
+            logits[self._ending_ids] = -np.inf
+        for before, last in self._bad_words:
+            if before == tuple(self._said)[-len(before) :]:
+                logits[last] = -np.inf
         token = self._choose(logits, candidates)
         if self.constraint is not None:
             return self._by_grammar(self.constraint, token, logits, candidates)
@@ -129,7 +146,7 @@ class Sampler:
         llama_cpp.llama_sampler_apply(self._chain, ctypes.byref(native))
         token = int(native.data[native.selected].id)
         if self._draws:
-            self.left = candidates.tokens[: native.size]
+            self.left = candidates.left(native)
         # With extreme settings, probabilities overflow, and llama.cpp may select any token, even a masked one.
         return token if logits[token] != -np.inf else int(logits.argmax())
 
@@ -145,50 +162,3 @@ class Sampler:
                 return None
             token = self._choose(logits, candidates)
         return token
-
-
-def _penalizes(sampling: Sampling) -> bool:
-    penalties = sampling.repeat_penalty - 1, sampling.presence_penalty, sampling.frequency_penalty
-    return sampling.penalty_window > 0 and any(penalties)
-
-
-def _first_cut(sampling: Sampling) -> int:
-    """``top_k``, where no sampler before it looks at the other candidates; else 0."""
-    before = sampling.samplers[: sampling.samplers.index("top_k")] if "top_k" in sampling.samplers else ()
-    looks = {"penalties": _penalizes(sampling), "top_p": sampling.top_p < 1, "min_p": sampling.min_p > 0}
-    # The temperature leaves their order as it is.
-    return 0 if any(looks.get(name, False) for name in before) else max(0, sampling.top_k)
-
-
-def _chain(n_vocab: int, sampling: Sampling) -> Any:
-    chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
-
-    def add(native: Any) -> None:
-        llama_cpp.llama_sampler_chain_add(chain, native)
-
-    penalties = sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty
-    greedy = sampling.temperature < MIN_TEMPERATURE
-    for name in _before_greedy(sampling.samplers) if greedy else sampling.samplers:
-        match name:
-            case "penalties" if _penalizes(sampling):
-                add(llama_cpp.llama_sampler_init_penalties(n_vocab, sampling.penalty_window, *penalties))
-            case "top_k" if sampling.top_k:
-                add(llama_cpp.llama_sampler_init_top_k(sampling.top_k))
-            case "top_p" if sampling.top_p < 1:
-                add(llama_cpp.llama_sampler_init_top_p(sampling.top_p, 1))
-            case "min_p" if sampling.min_p:
-                add(llama_cpp.llama_sampler_init_min_p(sampling.min_p, 1))
-            case "temperature":
-                add(llama_cpp.llama_sampler_init_temp(sampling.temperature))
-    if greedy:
-        add(llama_cpp.llama_sampler_init_greedy())
-        return chain
-    seed = secrets.randbelow(2**32 - 1) if sampling.seed is None else sampling.seed
-    add(llama_cpp.llama_sampler_init_dist(seed))
-    return chain
-
-
-def _before_greedy(samplers: tuple[str, ...]) -> tuple[str, ...]:
-    """Samplers that change which token is the likeliest: the penalties, and what leaves them fewer candidates."""
-    before = samplers[: samplers.index("temperature")] if "temperature" in samplers else samplers
-    return before[: before.index("penalties") + 1] if "penalties" in before else ()
