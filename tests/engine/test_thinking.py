@@ -12,7 +12,7 @@ import pytest
 from engine_world import Answer, EngineWorld
 
 from umaserve.core.events import Finished, FinishReason, Logprobs, Token
-from umaserve.core.requests import ChatTurn, Generate, Grammar, Sampling, Syntax, Tool
+from umaserve.core.requests import ChatTurn, EndThought, Generate, Grammar, Sampling, Syntax, Tool
 from umaserve.engine.template.chat_template import CHATML
 
 THINKS = CHATML.replace(
@@ -67,6 +67,34 @@ def test_a_thought_is_closed_by_force_after_its_budget(world: EngineWorld, budge
     assert thoughts == before.strip()
     assert after.startswith("\n\n")
     assert thought_tokens(answer) >= budget + closing(world) - 1
+
+
+@pytest.mark.parametrize("budget", [None, 100])
+@pytest.mark.parametrize("sampling", [Sampling(), COLOUR], ids=["free", "bound"])
+def test_a_thought_is_closed_when_its_client_says_so(world: EngineWorld, budget: int | None, sampling: Sampling):
+    answer = world.ask(ASKED, 40, thought_budget=budget, splits_thoughts=True, sampling=sampling)
+    (session,) = world._sessions.running()
+    while len(session.generated) < BUDGET:
+        world.turn()
+    world._sessions.steer(session, EndThought())
+    told = len(session.generated)
+    world.finish()
+    text, thoughts, said = parts(answer)
+    assert answer.tokens[:BUDGET] == world.answer(ASKED, BUDGET).tokens
+    assert thoughts
+    assert said
+    assert thought_tokens(answer) <= told + 1 + closing(world), "a tick may be in flight"
+    if sampling is COLOUR:
+        assert json.loads(said)["colour"] in ("red", "blue")
+    assert thoughts == text.partition("</think>")[0].strip()
+
+
+def test_a_text_that_is_taken_as_it_is_has_no_thought_to_end(world: EngineWorld):
+    answer = world.ask("Once upon a time", 8)
+    (session,) = world._sessions.running()
+    world._sessions.steer(session, EndThought())
+    world.finish()
+    assert answer.tokens == world.answer("Once upon a time", 8).tokens
 
 
 def test_without_a_budget_a_thought_goes_on(world: EngineWorld):

@@ -87,6 +87,7 @@ def facts(**settings: Any) -> Facts:
         speech=SimpleNamespace(voice=None),
         ref_audio=None,
         models=_LOADING,
+        sessions=SimpleNamespace(running=lambda: iter(())),
         started_at=0,
         detached=SimpleNamespace(enabled=False),
         kept_responses=KeptResponses(lambda: 0.0),

@@ -370,6 +370,11 @@ class Modify:
 
 
 @dataclass(frozen=True, slots=True)
+class EndThought:
+    """Close the thought that the running request is in, or begins next."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """Generate no more tokens until ``Resume``."""
 
@@ -399,5 +404,5 @@ class GetMetrics:
     """Ask for one snapshot of the metrics."""
 
 
-Steering = Modify | Pause | Resume
+Steering = Modify | EndThought | Pause | Resume
 Command = Generate | Cancel | Replace | Steering | Feedback | Reattach | GetMetrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Metrics, ModelInfo
-from umaserve.core.requests import Infill, MixedText, Prompt, TokenIds
+from umaserve.core.requests import Cancel, Generate, Infill, MixedText, Prompt, Steering, TokenIds
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.feedback import FeedbackLog
 from umaserve.dialects.facts import Facts, RunningAnswer
@@ -75,6 +76,7 @@ class Services:
             resumable=self.detached.enabled,
             recorded=bool(config.recordings),
             kept=None if caller is None else self.kept_responses.of(caller.tenant),
+            steer=functools.partial(_steer, self.sessions, caller),
             running=lambda: _running(self.sessions, shown=config.slots_prompts),
         )
 
@@ -84,6 +86,28 @@ class Services:
         if info is None:
             raise RequestError(Fault.MODEL_NOT_LOADED, "model", "still loading; try again later", retry_after_s=1.0)
         return info
+
+
+def _steer(
+    sessions: ModelSessions, caller: Caller | None, request_id: str, command_of: Callable[[Generate], Steering | Cancel]
+) -> int:
+    """Implement ``Facts.steer``. Only the tenant that has begun a request may steer it."""
+    if caller is None:
+        return 0
+    own = (one for one in sessions.running() if (one.caller.dialect, one.caller.tenant) == ("openai", caller.tenant))
+    found = [one for one in own if _is_of(one.request.id, request_id)]
+    for session, command in [(one, command_of(one.request)) for one in found]:
+        if isinstance(command, Cancel):
+            sessions.cancel(session, command.id)
+        else:
+            sessions.steer(session, command)
+    return len(found)
+
+
+def _is_of(answer_id: str, request_id: str) -> bool:
+    """Whether an answer is that of a request, or one of its several."""
+    of, _dash, number = answer_id.rpartition("-")
+    return answer_id == request_id or (of == request_id and number.isdecimal())
 
 
 def _running(sessions: ModelSessions, *, shown: bool) -> list[RunningAnswer]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from umaserve.core.errors import ModelAwaited
 from umaserve.core.events import ListedModel, ModelInfo, VoiceInfo
-from umaserve.core.requests import Generate
+from umaserve.core.requests import Cancel, Generate, Steering
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.responses.kept import TenantsResponses
 
@@ -63,6 +63,9 @@ class Facts:
     """Whether conversations are recorded, so that requests carry their payload."""
     running: Callable[[], Sequence[RunningAnswer]]
     """The answers that have a slot, the oldest first."""
+    steer: Callable[[str, Callable[[Generate], Steering | Cancel]], int]
+    """Steers the caller's running answers of the request with that id, of OpenAI's APIs, each by what the function
+    makes of it; returns how many there are. Raises what the function raises, and then steers none."""
     kept: TenantsResponses | None
     """The responses that are kept for the caller; ``None`` where nobody could come back for one."""
     asked_model: str = ""

@@ -129,7 +129,12 @@ class Preparation:
         assert isinstance(prepared.sampler, Sampler)
         max_tokens = self._max_tokens(request.max_tokens, len(prepared.tokens))
         sampling = _behind(request.sampling, generated)
-        sampler = self._sampler(sampling, prepared.sampler.constraint, prepared.sampler.thinking)
+        thinking = prepared.sampler.thinking
+        if request.thought_budget == 0:
+            thinking = self._thinking_behind(prepared, request, generated) if thinking is None else thinking
+            if thinking is not None:
+                thinking.close()
+        sampler = self._sampler(sampling, prepared.sampler.constraint, thinking)
         sampler.accept_prompt(_text_tokens(prepared.tokens, sampler.window))
         sampler.accept_answer(generated)
         # A slow grammar may still be at the next token.
@@ -259,6 +264,16 @@ class Preparation:
         sampler = self._sampler(request.sampling, limited, thinking)
         sampler.accept_prompt(_text_tokens(tokens, sampler.window))
         return sampler
+
+    def _thinking_behind(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Thinking | None:
+        """What follows the thoughts behind the tokens ``generated``; ``None`` where the text is taken as it is."""
+        if prepared.in_thought is None:
+            return None
+        thoughts = ThoughtSplitter(self._thought_form, opened=prepared.in_thought)
+        thinking = Thinking(self._model.pieces, thoughts, self._closing(request), None)
+        for token in generated:
+            thinking.accept(token)
+        return thinking
 
     def _closing(self, request: Generate) -> Sequence[int]:
         """The tokens that close a thought by force. Where answers have marks, one follows, so that the model can't go

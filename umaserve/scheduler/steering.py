@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import FinishReason, Steered
-from umaserve.core.requests import Modify, Steering
+from umaserve.core.requests import EndThought, Modify, Steering
 from umaserve.scheduler.planner import Planner
 from umaserve.sessions.engine_api import Engine, EngineLost
 from umaserve.sessions.manager import SessionManager
@@ -47,6 +47,8 @@ class Changes:
         """Apply the last modification only: each one contains all changes so far."""
         modifications = [command for command in commands if isinstance(command, Modify)]
         refusal = self._modify(session, modifications[-1]) if modifications else None
+        if any(isinstance(command, EndThought) for command in commands):
+            self._end_thought(session)
         for command in commands:
             self._sessions.put(session, Steered(command, refusal if isinstance(command, Modify) else None))
         self._settle(session)
@@ -65,6 +67,12 @@ class Changes:
         sampling = replace(wanted.sampling, grammar=request.sampling.grammar)
         session.request = replace(request, sampling=sampling, max_tokens=wanted.max_tokens, stop=wanted.stop)
         return None
+
+    def _end_thought(self, session: Session) -> None:
+        assert session.prepared is not None
+        # The request keeps its budget: what goes on elsewhere with the tokens so far may think again.
+        without = replace(session.request, thought_budget=0)
+        session.prepared = self._engine.change(session.prepared, without, session.generated)
 
     def _settle(self, session: Session) -> None:
         """End the answer if it is long enough now; else take back cells that it can't need any more."""

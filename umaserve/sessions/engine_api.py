@@ -318,8 +318,8 @@ class Engine(Protocol):
 
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
         """``prepared`` with the sampling and ``max_tokens`` of ``request``, to continue after the tokens ``generated``.
-        ``None`` in ``request`` is the server's default, not the previous value. Must be quick. Raises
-        ``RequestError`` and then changes nothing."""
+        ``None`` in ``request`` is the server's default, not the previous value. A ``thought_budget`` of 0 ends a
+        thought. Must be quick. Raises ``RequestError`` and then changes nothing."""
 
     def answer(self, query: Query) -> Answer:
         """The answer to ``query``, which is not an ``Embed``; raises ``RequestError``."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from umaserve.core.errors import Fault, RequestError, shutting_down
 from umaserve.core.events import Finished, FinishReason, Output, Steered, Token
-from umaserve.core.requests import Generate, Modify, Pause, Resume, Steering
+from umaserve.core.requests import EndThought, Generate, Modify, Pause, Resume, Steering
 from umaserve.sessions.answer_text import AnswerText, Said
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.engine_api import Prepared
@@ -162,7 +162,7 @@ class SessionManager:
         waiting = self._changes.setdefault(session.id, [])
         if len(waiting) < MAX_CHANGES:
             waiting.append(command)
-        elif isinstance(command, Modify):
+        elif isinstance(command, Modify | EndThought):
             problem = f"{MAX_CHANGES} changes are waiting already, which is the limit; try again later"
             self.put(session, Steered(command, RequestError(Fault.BAD_REQUEST, "request", problem)))
         else:

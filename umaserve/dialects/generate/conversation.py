@@ -11,8 +11,8 @@ from umaserve.core.events import FeedbackKept, ListedModel, Metrics, ModelInfo, 
 from umaserve.core.requests import Cancel, Command, Feedback, Generate, Modify, Pause, Reattach, Replace, Resume
 from umaserve.dialects.dialect import Reply
 from umaserve.dialects.generate.generation import Generation, Kept, error_message, status
-from umaserve.dialects.generate.request import FIXED_PARAMETERS, read_config, with_parameters
-from umaserve.dialects.generate.schemas import Control, FeedbackMessage, Parameters, ResumeMessage
+from umaserve.dialects.generate.request import modified, read_config
+from umaserve.dialects.generate.schemas import Control, FeedbackMessage, ResumeMessage
 from umaserve.dialects.parameters import RequestLimits, check_key, with_model
 from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, parse_json
 from umaserve.wire.websocket import CloseCode
@@ -205,16 +205,8 @@ class GenerateDialect:
         return Replace(request)
 
     def _modify(self, fields: Fields, generation: Generation) -> Modify:
-        parameters = Control.view(fields).parameters
-        if parameters is None or not Parameters.field_names() & parameters.values.keys():
-            known = ", ".join(sorted(Parameters.field_names()))
-            raise RequestError(Fault.BAD_REQUEST, "parameters", f"expected some of {known}, got none")
-        for key in FIXED_PARAMETERS:
-            if parameters.values.get(key) is not None:
-                problem = "expected to be absent, since it can't change while text is generated"
-                raise RequestError(Fault.BAD_REQUEST, parameters.name(key), problem)
         # Based on a modification that isn't acknowledged yet, so as not to undo it.
-        request = with_parameters(self._asked or generation.request, parameters, self._limits)
+        request = modified(self._asked or generation.request, Control.view(fields).parameters, self._limits)
         self._asked = request
         return Modify(request)
 

@@ -84,6 +84,18 @@ def with_parameters(request: Generate, fields: Fields, limits: RequestLimits) ->
     )
 
 
+def modified(request: Generate, parameters: Parameters | None, limits: RequestLimits) -> Generate:
+    """``request`` with other ``parameters`` while it runs; raises ``RequestError``."""
+    if parameters is None or not Parameters.field_names() & parameters.values.keys():
+        known = ", ".join(sorted(Parameters.field_names()))
+        raise RequestError(Fault.BAD_REQUEST, "parameters", f"expected some of {known}, got none")
+    for key in FIXED_PARAMETERS:
+        if parameters.values.get(key) is not None:
+            problem = "expected to be absent, since it can't change while text is generated"
+            raise RequestError(Fault.BAD_REQUEST, parameters.name(key), problem)
+    return with_parameters(request, parameters, limits)
+
+
 def _read(
     fields: Fields, limits: RequestLimits, models: Sequence[ListedModel], request_id: str, *, stream: bool
 ) -> tuple[Generate, Options]:

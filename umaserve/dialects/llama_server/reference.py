@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from umaserve.dialects.llama_server.reply_schemas import (
+    Controlled,
     LoraAdapter,
     Moved,
     NativeAnswer,
@@ -18,6 +19,7 @@ from umaserve.dialects.llama_server.reply_schemas import (
     Tokens,
 )
 from umaserve.dialects.llama_server.schemas import (
+    ControlRequest,
     DetokenizeRequest,
     InfillRequest,
     ModelToMove,
@@ -215,6 +217,26 @@ REFERENCE = Reference(
                 },
             ),
             replies={"200": Reply("The best first.", json=one_of(RerankAnswer, array(RankedText)))},
+        ),
+        ("POST", "/v1/chat/completions/control"): Operation(
+            "controlCompletion",
+            "Steer a running completion",
+            "Also at /chat/completions/control. Of /v1/chat/completions and /v1/completions, by whoever began it; of "
+            "several answers all. Changes hold from the next token on. A paused one keeps its connection. As in "
+            "llama-server, an id of none that runs is answered with success false; reasoning_control need not be asked "
+            "for.",
+            body=Body(
+                ControlRequest,
+                {
+                    "modify": {
+                        "id": "chatcmpl-0123456789abcdef01234567",
+                        "action": "modify",
+                        "parameters": {"temperature": 0.2},
+                    },
+                    "plain": {"id": "chatcmpl-0123456789abcdef01234567", "action": "reasoning_end"},
+                },
+            ),
+            replies=_ok(Controlled),
         ),
         ("POST", "/models/load"): Operation(
             "loadModel",

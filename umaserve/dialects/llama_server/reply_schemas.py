@@ -156,6 +156,11 @@ class Moved(Declared):
     success = required(const(True))
 
 
+class Controlled(Declared):
+    success = required(boolean())
+    message = omittable(string(), "Why it was none.")
+
+
 class NativeEmbedding(Declared):
     index = required(whole())
     embedding = required(array(array(number())))

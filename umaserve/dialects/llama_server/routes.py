@@ -11,6 +11,7 @@ from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import JSON, Asked, EngineQuestion, HttpDialect, OperatorsPage, Page, Route, TextReply
 from umaserve.dialects.llama_server.adapters import lora_adapters
 from umaserve.dialects.llama_server.completions import NativeBody
+from umaserve.dialects.llama_server.control import control
 from umaserve.dialects.llama_server.embeddings import embedding_result, parse_embedding
 from umaserve.dialects.llama_server.errors import ERRORS
 from umaserve.dialects.llama_server.models import SUCCESS, model_to_move
@@ -85,6 +86,10 @@ def _unload(facts: Facts, request: Request) -> tuple[int, str, bytes]:
     return 200, JSON, SUCCESS
 
 
+def _control(facts: Facts, request: Request) -> tuple[int, str, bytes]:
+    return 200, JSON, control(request.body, facts)
+
+
 def _apply_template(body: bytes, facts: Facts) -> Asked:
     query = parse_apply_template(body, facts.limits)
 
@@ -121,6 +126,7 @@ DIALECT = HttpDialect(
         "/apply-template": Route("POST", EngineQuestion(_apply_template)),
         "/embedding": Route("POST", EngineQuestion(_embedding)),
         "/rerank": Route("POST", EngineQuestion(_rerank)),
+        "/v1/chat/completions/control": Route("POST", Page(_control)),
         "/models/load": Route("POST", OperatorsPage(_load), operators=True),
         "/models/unload": Route("POST", OperatorsPage(_unload), operators=True),
         "/slots": Route("GET", _page_of_model(_slots), operators=True),
@@ -132,6 +138,7 @@ DIALECT = HttpDialect(
     {
         "/completions": "/completion",
         "/embeddings": "/embedding",
+        "/chat/completions/control": "/v1/chat/completions/control",
         "/v1/rerank": "/rerank",
         "/v2/rerank": "/rerank",
         "/reranking": "/rerank",

@@ -7,6 +7,7 @@ from typing import Any
 
 from umaserve.core import requests
 from umaserve.core.errors import Fault, RequestError
+from umaserve.dialects.generate.schemas import Parameters
 from umaserve.dialects.openai.schemas import MAX_CHOICES, Texts
 from umaserve.dialects.schemas import (
     MAX_ADAPTERS,
@@ -25,6 +26,7 @@ from umaserve.wire.declared import (
     Kind,
     any_of,
     array,
+    choice,
     const,
     mapping,
     number,
@@ -226,6 +228,18 @@ class RerankRequest(_OfModel):
     top_n = optional(whole(1), "Only so many of the best.")
     return_text = switch(False, "In TEI's form, send the texts too.")
     return_documents = switch(False, "In Jina's form, send the texts too.")
+
+
+class ControlRequest(Declared):
+    id = required(string(1, MAX_ID_BYTES), "That of the running completion, which its events have.")
+    action = required(
+        choice("reasoning_end", "pause", "resume", "modify", "cancel"),
+        "reasoning_end: close the thought that it is in; cancel: end it, as a stop string would.",
+    )
+    # All of them are named where a generation is changed; those that are fixed have schemas of their own.
+    parameters = optional(
+        Kind({"type": "object"}, Parameters.of), "What to change by modify, as in the control messages of /generate."
+    )
 
 
 class ModelToMove(Declared):

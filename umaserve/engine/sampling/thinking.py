@@ -47,6 +47,10 @@ class Thinking:
             self._left -= 1
         self.thoughts.push(self._decoder.decode(self.pieces[token]))
 
+    def close(self) -> None:
+        """Spend the rest of the budget."""
+        self._left = 0
+
     def after(self, token: int) -> tuple[ThoughtSplitter, list[Piece]]:
         """State that ``accept`` would give ``thoughts``, and the pieces that ``token`` completes."""
         state, thoughts = self._decoder.getstate(), self.thoughts.copy()
