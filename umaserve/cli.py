@@ -1,5 +1,5 @@
-"""The command line: ``serve`` (the default), ``relay``, ``worker``, ``ask``, ``chat``, ``metrics``, ``keys``,
-``models``, ``tune`` and ``doctor``."""
+"""The command line: ``serve`` (the default), ``relay``, ``worker``, ``ask``, ``chat``, ``launch``, ``metrics``,
+``keys``, ``models``, ``tune`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ commands ("umaserve COMMAND --help" explains each):
   worker    connect an OpenAI-compatible server to a relay
   ask       send a prompt to a running daemon, and print the answer
   chat      have a conversation, with images, sound and speech
+  launch    start a coding agent that talks to a running daemon
   metrics   print the metrics of a running daemon
   keys      make, list and revoke API keys
   pull      download a model
@@ -52,8 +53,7 @@ examples:
   umaserve model.gguf
   umaserve ask "Why is the sky blue?"
 
-A setting comes from its flag, else its variable (UMA_N_CTX), else the file of
---config, else its default.
+A setting: flag, else variable (UMA_N_CTX), else file of --config, else default.
 """
 _ABOUT_RELAY = """\
 Takes OpenAI and Anthropic requests at one address, and passes each to a worker that offers its model. Workers connect
@@ -110,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "worker": _worker,
         "ask": _ask,
         "chat": _chat,
+        "launch": _launch,
         "metrics": _metrics,
         "keys": _keys,
         "models": _models,
@@ -322,6 +323,13 @@ def _chat(arguments: Sequence[str]) -> int:
 
     parser = Parser("umaserve chat", description=chat_cli.DESCRIPTION)
     return chat_cli.run(parser, arguments, _write)
+
+
+def _launch(arguments: Sequence[str]) -> int:
+    # Imported here: no other command knows agents.
+    from umaserve.commands import launch
+
+    return launch.run(Parser("umaserve launch", description=launch.DESCRIPTION), arguments, _write)
 
 
 def _metrics(arguments: Sequence[str]) -> int:

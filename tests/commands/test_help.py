@@ -29,7 +29,22 @@ def _a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["", "serve", "relay", "worker", "ask", "chat", "metrics", "keys", "keys add", "models", "pull", "tune", "doctor"],
+    [
+        "",
+        "serve",
+        "relay",
+        "worker",
+        "ask",
+        "chat",
+        "launch",
+        "metrics",
+        "keys",
+        "keys add",
+        "models",
+        "pull",
+        "tune",
+        "doctor",
+    ],
 )
 def test_help_fits_a_screen(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(shown(capsys, *command.split(), "--help").splitlines()) <= SCREEN

@@ -16,7 +16,7 @@ from umaserve.settings.relay import SETTINGS as RELAY
 from umaserve.settings.sources import Settings
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("ask", "chat", "doctor", "keys", "metrics", "models", "pull", "relay", "tune", "worker")
+COMMANDS = ("ask", "chat", "doctor", "keys", "launch", "metrics", "models", "pull", "relay", "tune", "worker")
 
 BASH = """
 . "$1"
