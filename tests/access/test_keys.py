@@ -148,7 +148,9 @@ def test_an_older_file_is_taken_and_its_keys_get_ids_that_stay(path: Path) -> No
 def test_names_are_unique_until_revoked(path: Path) -> None:
     file = new(path)
     first = file.add("alice")
-    with pytest.raises(RequestError, match=r"^name: there is a key named alice: choose another name, or") as caught:
+    with pytest.raises(
+        RequestError, match=r"^name: a key named alice exists already: choose another name, or"
+    ) as caught:
         file.add("alice")
     assert caught.value.fault is Fault.BAD_REQUEST
     assert file.revoke("alice") is True
@@ -247,7 +249,7 @@ def test_an_owner_that_cannot_be_kept_is_said(
     os.chown(path, 12345, 23456)
     monkeypatch.setattr(os, "fchown", refused)
     assert new(path).revoke("alice")
-    assert "the file is now this user's" in caplog.text
+    assert "the file now belongs to this user" in caplog.text
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +297,7 @@ KeyFile(sys.argv[1], missing_ok=True).add("alice")
 @pytest.mark.parametrize(
     ("error", "advice"),
     [
-        (errno.ENOSPC, "No space left on device: make room on its disk"),
+        (errno.ENOSPC, "No space left on device: free space on its disk"),
         (errno.EROFS, "Read-only file system: its file system is read-only: name a file elsewhere"),
         (errno.EACCES, "Permission denied: its directory must exist and be writable"),
     ],
@@ -365,7 +367,7 @@ def test_a_missing_file_is_made_for_its_user_alone_and_the_log_says_so(
     assert file.list() == ()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [record.getMessage() for record in caplog.records] == [
-        f"API keys {path}: made, since it was missing: no client has a key yet"
+        f"API keys {path}: file created; it has no keys yet, and umaserve keys add makes one"
     ]
     file.add("alice")
     assert [key.name for key in KeyFile.made(str(path), lambda: 0.0).list()] == ["alice"]
@@ -375,7 +377,7 @@ def test_a_missing_file_is_made_for_its_user_alone_and_the_log_says_so(
 def test_no_file_is_made_where_an_older_relays_keys_lie_beside(tmp_path: Path) -> None:
     path, older = tmp_path / "keys.json", tmp_path / "keys.db"
     older.write_bytes(b"SQLite format 3\0")
-    with pytest.raises(ConfigError, match=f"type umaserve keys convert {older} {path}$"):
+    with pytest.raises(ConfigError, match=f"run umaserve keys convert {older} {path}$"):
         KeyFile.made(str(path), lambda: 0.0)
     assert not path.exists()
     KeyFile(str(path), missing_ok=True).add("alice")
@@ -502,7 +504,7 @@ def test_a_file_open_to_others_is_used_with_a_warning(
     write(path, {})
     path.chmod(mode)
     assert KeyFile(str(path)).match("secret")
-    assert caplog.text.count("everyone on the box may read or change the file: chmod o-rw it") == warned
+    assert caplog.text.count("every user of this machine can read or change the file: run chmod o-rw on it") == warned
 
 
 # Who is let in
@@ -601,7 +603,7 @@ def test_the_file_is_read_only_when_it_has_changed(path: Path, clock: Clock, cap
     for presented in [alice, "wrong"] * 5:
         file.match(presented)
         clock.now += LOOK_EVERY_S
-    assert [record.getMessage() for record in caplog.records] == ["the API keys were read anew"]
+    assert [record.getMessage() for record in caplog.records] == ["API keys reloaded"]
 
 
 def test_a_file_is_read_again_when_that_is_asked_for(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -648,7 +650,7 @@ def test_a_file_that_goes_bad_keeps_the_keys_and_is_logged_once(
     assert [whose() for _ in range(5)] == ["alice"] * 5
     assert len(errors(caplog)) == 1
     assert "not valid JSON" in errors(caplog)[0]
-    assert errors(caplog)[0].endswith("(until then the keys read before hold)")
+    assert errors(caplog)[0].endswith("(what was loaded before stays in use)")
     with pytest.raises(ConfigError, match="not valid JSON"):
         daemon.add("bob")
     with pytest.raises(ConfigError, match="not valid JSON"):
@@ -726,7 +728,7 @@ def test_an_operators_key_is_interactive_and_may_see_what_others_run(
 def test_a_name_that_is_taken_is_refused(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new(path).add("alice")
     assert main(["keys", "add", "alice", "--api-keys", str(path)]) == 2
-    refused = "umaserve: name: there is a key named alice: choose another name, or revoke that key first\n"
+    refused = "umaserve: name: a key named alice exists already: choose another name, or revoke that key first\n"
     assert capsys.readouterr() == ("", refused)
 
 

@@ -140,7 +140,7 @@ def test_an_empty_file_of_keys_is_filled_and_one_with_keys_is_not(
     assert file.list() == PLAIN
     capsys.readouterr()
     assert main(["keys", "convert", str(old), str(new)]) == 2
-    assert capsys.readouterr() == ("", f"umaserve: API keys {new}: it has keys already: name a new file\n")
+    assert capsys.readouterr() == ("", f"umaserve: API keys {new}: the file has keys already: name a new file\n")
     assert file.list() == PLAIN
 
 
@@ -155,8 +155,8 @@ def test_another_file_is_not_overwritten(old: Path, new: Path) -> None:
 @pytest.mark.parametrize(
     ("statement", "problem"),
     [
-        ("PRAGMA application_id = 7", "a database, but none of keys of an older umaserve: name that one"),
-        ("PRAGMA user_version = 3", "a database, but none of keys of an older umaserve: name that one"),
+        ("PRAGMA application_id = 7", "a database, but not the key file of an older umaserve: name that file"),
+        ("PRAGMA user_version = 3", "a database, but not the key file of an older umaserve: name that file"),
         ("DROP TABLE keys", "no such table: keys: expected a relay's SQLite file that this user may read"),
         ("UPDATE keys SET class = 'urgent' WHERE id = 3", "keys[1].class: expected one of "),
         ("UPDATE keys SET name = 'bob' WHERE id = 3", "keys: two have the same name"),

@@ -176,13 +176,13 @@ REFUSED = {
     "directory": (Path.mkdir, os.strerror(errno.EISDIR)),
     "link": (lambda path: path.symlink_to(path.with_name("target")), os.strerror(errno.ELOOP)),
     "pipe": (os.mkfifo, "not a regular file"),
-    "text": (lambda path: other_file(path, b"notes\n"), "its first line is no record of feedback"),
-    "no time": (lambda path: other_file(path, b'{"time":"soon"}\n'), "its first line is no record of feedback"),
+    "text": (lambda path: other_file(path, b"notes\n"), "its first line is not a feedback record"),
+    "no time": (lambda path: other_file(path, b'{"time":"soon"}\n'), "its first line is not a feedback record"),
     "no zone": (
         lambda path: other_file(path, b'{"time":"2025-06-01T12:00"}\n'),
-        "its first line is no record of feedback",
+        "its first line is not a feedback record",
     ),
-    "no ASCII": (lambda path: other_file(path, b'{"time":"\xff"}\n'), "its first line is no record of feedback"),
+    "no ASCII": (lambda path: other_file(path, b'{"time":"\xff"}\n'), "its first line is not a feedback record"),
     "no folder": (lambda path: path.parent.rmdir(), os.strerror(errno.ENOENT)),
 }
 
@@ -197,7 +197,7 @@ def test_what_is_no_feedback_log_is_refused_and_left_alone(tmp_path: Path, case:
     before = path.read_bytes() if path.is_file() else None
     with pytest.raises(ConfigError) as caught:
         FeedbackLog(str(path))
-    advice = "choose a regular file, no link, that you may write to with --feedback-log"
+    advice = "choose a regular file, not a link, that this user may write, with --feedback-log"
     assert str(caught.value) == f"feedback log {path}: {problem}: {advice}"
     assert opened_below(tmp_path) == []
     assert (path.read_bytes() if path.is_file() else None) == before

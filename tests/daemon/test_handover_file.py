@@ -119,13 +119,13 @@ def test_a_damaged_one_costs_itself(
     assert file.take() == [ENDED]
 
 
-@pytest.mark.parametrize("kind", ["another format", "others may read it", "link", "pipe", "folder"])
+@pytest.mark.parametrize("kind", ["unknown format", "others may read it", "link", "pipe", "folder"])
 def test_what_is_no_such_file_is_left_alone(
     file: HandoverFile, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "left"
     match kind:
-        case "another format":
+        case "unknown format":
             path.write_bytes(b"diary")
             path.chmod(0o600)
         case "others may read it":

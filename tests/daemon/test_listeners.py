@@ -54,7 +54,7 @@ def test_an_address_of_http_that_nobody_named_may_be_taken(tmp_path: Path, caplo
         opened = Listeners(world.services, world.site, http_is_optional=True)
         opened.open()
     assert [(place.protocol, place.at) for place in opened.places] == [("json", str(tmp_path / "sock"))]
-    assert f"no HTTP: address {at}: Address already in use" in caplog.text
+    assert f"HTTP is off: address {at}: Address already in use" in caplog.text
     opened.close()
     world.close()
 
@@ -183,10 +183,18 @@ def test_connections_between_two_requests_are_closed_when_nothing_more_is_taken(
 @pytest.mark.parametrize(
     ("name", "changes", "complaint"),
     [
-        ("http", {}, "http: expected a loopback address, or api_keys, or insecure"),
-        ("ollama", {}, "http: expected a loopback address, or api_keys, or insecure"),
-        ("wyoming", {"api_keys": "keys.json"}, "wyoming: expected a loopback address, or insecure: there are no keys"),
-        ("json", {"api_keys": "keys.json"}, "json: expected a loopback address, or insecure: there are no keys"),
+        ("http", {}, "http: expected a loopback address, or the setting api_keys or insecure"),
+        ("ollama", {}, "http: expected a loopback address, or the setting api_keys or insecure"),
+        (
+            "wyoming",
+            {"api_keys": "keys.json"},
+            "wyoming: expected a loopback address, or the setting insecure, since this protocol has no keys",
+        ),
+        (
+            "json",
+            {"api_keys": "keys.json"},
+            "json: expected a loopback address, or the setting insecure, since this protocol has no keys",
+        ),
         ("http", {"api_keys": "keys.json"}, ""),
         ("wyoming", {"insecure": True}, ""),
     ],
@@ -275,7 +283,9 @@ def test_a_passed_socket_elsewhere_than_the_setting_is_warned_about(
     opened = Listeners(world.services, world.site)
     opened.open()
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    expected = f"{setting} is {value}, but the service manager has passed a socket at {place}, and only there"
+    expected = (
+        f"{setting} is {value}, but the service manager has passed a socket at {place}, and the daemon listens only"
+    )
     assert [message[: len(expected)] for message in warnings] == ([expected] if differs else [])
     opened.close()
     world.close()

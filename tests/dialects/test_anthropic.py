@@ -257,9 +257,9 @@ def test_tools_of_anthropics_service_are_skipped_which_is_told_once(caplog: pyte
     served = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}, {"type": "mcp_toolset"}]
     for _ in range(2):
         assert request(tools=[*served, TOOLS[0]]).tools == (F,)
-    assert [line.split(": ")[1] for line in caplog.messages] == [
-        "'web_search_20250305' (told once)",
-        "'mcp_toolset' (told once)",
+    assert caplog.messages == [
+        "ignored tools of type 'web_search_20250305', which this server doesn't run (logged once)",
+        "ignored tools of type 'mcp_toolset', which this server doesn't run (logged once)",
     ]
 
 

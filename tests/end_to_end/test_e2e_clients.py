@@ -135,10 +135,10 @@ def test_out_of_descriptors_accepting_pauses_and_comes_back(own_daemon):
     daemon = own_daemon(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)))
     wires = [daemon.connect() for _ in range(limit + 10)]
     started = time.monotonic()
-    while "accepting pauses" not in daemon.logs:
+    while "accepting connections is paused" not in daemon.logs:
         assert time.monotonic() - started < 30, daemon.logs
         time.sleep(0.05)
-    assert daemon.logs.count("accepting pauses") == 1
+    assert daemon.logs.count("accepting connections is paused") == 1
     # Who came in is served, though nothing can be opened for it.
     wires[0].send({"id": "first", "prompt": "Once", "max_tokens": 2})
     assert wires[0].receive_until("eos", "error")["event"] == "eos"

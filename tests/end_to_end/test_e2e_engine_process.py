@@ -252,7 +252,7 @@ def test_an_engine_is_started_again_once_there_are_descriptors_for_it(tmp_path: 
     with contextlib.ExitStack() as clients:
         for _ in range(limits[0]):
             clients.enter_context(daemon.connect())
-        wait_for_log(daemon, "accepting pauses")
+        wait_for_log(daemon, "accepting connections is paused")
         os.kill(engine_of(daemon), signal.SIGKILL)
         wait_for_log(daemon, "the engine's process can't be started: Too many open files")
     assert daemon.text(FAR_FROM_A_TIE, max_tokens=12).startswith(" 6, 7, 8")

@@ -143,7 +143,7 @@ def test_the_usual_address_of_http_may_be_taken(tmp_path: Path):
         with contextlib.suppress(OSError):
             stack.enter_context(socket.create_server(("127.0.0.1", 8080)))
         daemon = Daemon(tmp_path, without=("UMA_HTTP",))
-        assert "no HTTP: address 127.0.0.1:8080: Address already in use: stop the program" in daemon.logs
+        assert "HTTP is off: address 127.0.0.1:8080: Address already in use: stop the program" in daemon.logs
         assert "curl" not in daemon.logs
         assert daemon.text(max_tokens=1)
         assert daemon.stop() == 0
@@ -216,7 +216,9 @@ def test_the_drain_begins_when_the_grace_is_over(own_daemon):
         daemon.process.send_signal(signal.SIGTERM)
         assert wire.receive_until("eos")["reason"] == "length"
     assert daemon.process.wait(30) == 0
-    assert daemon.logs.index("serving before the end") < daemon.logs.index("INFO    draining")
+    assert daemon.logs.index(
+        "shutting down after a grace period, in which requests are still accepted"
+    ) < daemon.logs.index("INFO    draining")
 
 
 def test_sigterm_while_the_model_loads(own_daemon):

@@ -152,7 +152,7 @@ def test_an_embedding_model_answers_beside_them(served: Daemon) -> None:
     refused = post(served, "/v1/completions", model="minilm", prompt="a cat")
     assert refused.status_code == 400
     assert "only makes embeddings" in refused.json()["error"]["message"]
-    assert "name one with --chat-template file=minilm.gguf" in served.logs, (
+    assert "--chat-template sets another file=minilm.gguf" in served.logs, (
         "an engine's lines say of which model they are"
     )
 

@@ -386,7 +386,7 @@ def test_a_worker_checks_the_relays_certificate(pair: tuple[Relay, Daemon], tmp_
     doubting.wait_for_line("certificate verify failed.*: check the URL, and that ca_file has the authority")
     ca_file = str(tmp_path / "ca.pem")
     trusting = Program(tmp_path / "trusting", "worker", "--relay", url, *SECRET_FLAGS, *backend, "--ca-file", ca_file)
-    trusting.wait_for_line("registered at a relay")
+    trusting.wait_for_line("registered with a relay")
     context = ssl.create_default_context(cafile=ca_file)
     models = httpx.get(f"https://localhost:{port}/v1/models", verify=context).json()["data"]
     assert [model["id"] for model in models] == [daemon.metrics()["model"]]

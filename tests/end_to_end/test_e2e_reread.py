@@ -68,7 +68,7 @@ def test_a_daemon(own_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
         wire.receive_until("token")
         daemon.process.send_signal(signal.SIGHUP)
         assert wire.receive_all()[-1]["event"] == "eos", "what runs goes on"
-    until(lambda: "the content filter was read again" in daemon.logs, lambda: daemon.logs)
+    until(lambda: "content filter reloaded" in daemon.logs, lambda: daemon.logs)
     assert (refuses("forbidden"), refuses("unwanted")) == (False, True)
     assert (serves(daemon.http, old), serves(daemon.http, new)) == (False, True)
 
@@ -77,7 +77,7 @@ def test_a_daemon(own_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     keys.write_text("no keys")
     daemon.process.send_signal(signal.SIGHUP)
     until(lambda: daemon.logs.count(" ERROR ") == 3, lambda: daemon.logs)
-    assert daemon.logs.count("(until then") == 3
+    assert daemon.logs.count("(what was loaded before") == 3
     assert (refuses("forbidden"), refuses("unwanted")) == (False, True)
     bearer = {"Authorization": f"Bearer {presented}"}
     assert httpx.get(f"https://{daemon.http}/v1/models", headers=bearer, verify=new).status_code == 200

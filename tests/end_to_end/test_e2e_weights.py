@@ -34,7 +34,7 @@ def test_the_first_start_converts_and_later_ones_load_the_copy(own_daemon, tmp_p
     second = start()
     assert served(second) == own
     assert "converting" not in second.logs
-    assert f"the weights are loaded from a converted copy copy={copy}" in second.logs
+    assert f"loading the weights from a converted copy copy={copy}" in second.logs
     assert copy.stat().st_ino == made.st_ino
 
     os.truncate(copy, 1_000_000)
@@ -54,4 +54,4 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(own_daemon, tmp_path: Pa
     daemon = own_daemon("--weights", "fast", env={"XDG_CACHE_HOME": str(tmp_path / "file")})
     assert served(daemon)
     assert daemon.logs.count("WARNING") == 1
-    assert "the Q4_1 weights are loaded as they are" in daemon.logs
+    assert "the Q4_1 weights are not converted" in daemon.logs

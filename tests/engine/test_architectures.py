@@ -192,7 +192,9 @@ def test_earlier_states_are_not_kept_where_they_take_too_much(world: Make, monke
     monkeypatch.setattr(capacity, "MAX_KEPT_STATES_BYTES", 1000)
     without = world("qwen35").engine
     assert without.capacity.max_draft_tokens == 0
-    assert without.info.lacks[-1].startswith("there are no draft tokens, since the states to go back to would take")
+    assert without.info.lacks[-1].startswith(
+        "draft tokens are off: the states for rolling back rejected ones would take"
+    )
 
 
 @pytest.mark.parametrize("architecture", RECURRENT)
@@ -215,13 +217,13 @@ def test_cells_are_divided_where_a_sequence_can_be_moved_between_parts(world: Ma
 def test_what_a_model_lacks_is_said_once_in_the_log_and_in_props(world: Make, caplog: pytest.LogCaptureFixture):
     assert world("llama").engine.info.lacks == []
     window = world("gemma3").engine.info.lacks
-    assert [sentence.partition(":")[0] for sentence in window] == ["prefixes are only reused up to a checkpoint"]
+    assert [sentence.partition(":")[0] for sentence in window] == ["cached prefixes are reused only up to a checkpoint"]
     caplog.clear()
     info = world("mamba", host_cache_bytes=0).engine.info
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == info.lacks
     assert json.loads(props(info))["lacks"] == [
-        "nothing computed is reused: its recurrent state can't be cut, and --host-cache-bytes, for whole ones, is 0",
-        "there are no draft tokens, since its recurrent state can't take rejected ones back",
+        "cached prefixes are not reused: the model's recurrent state can't be truncated, and --host-cache-bytes is 0",
+        "draft tokens are off: the model's recurrent state can't roll back rejected ones",
     ]
 
 

@@ -109,7 +109,7 @@ def test_what_fits_well_is_not_mentioned(caplog: pytest.LogCaptureFixture) -> No
 
 def test_what_barely_fits_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     assert (
-        "memory may get short. model m.gguf: it takes 850 MiB of memory (weights 400, KV cells 300, computing 100, "
+        "memory may run short. model m.gguf: it takes 850 MiB of memory (weights 400, KV cells 300, computing 100, "
         "draft model and projector 50), and 860 MiB are available"
     ) in judged(caplog, 860)
     assert "--host-cache-bytes lets it take 256 more" not in caplog.text

@@ -279,9 +279,9 @@ def test_a_damaged_record_is_none(folder: Folder, record: bytes) -> None:
 def test_a_folder_to_which_everybody_may_write_is_refused(folder: Folder) -> None:
     copy = folder.kept()
     folder.path.chmod(0o777)
-    with pytest.raises(PermissionError, match="everybody may write"):
+    with pytest.raises(PermissionError, match="every user may write"):
         copy.chosen()
-    with pytest.raises(PermissionError, match="everybody may write"), copy.locked(lambda: True):
+    with pytest.raises(PermissionError, match="every user may write"), copy.locked(lambda: True):
         pass
 
 
@@ -446,7 +446,7 @@ def test_another_build_of_llama_cpp_is_measured_again(tiled: Box, monkeypatch: p
 def test_weights_that_can_not_be_measured_mapped_are_repacked(tiled: Box, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert choose(find(""), tiled.config, always, 100 << 20) == AS_IS
-    assert "whether the weights are faster if not repacked could not be measured" in caplog.text
+    assert "mapped and repacked weights could not be compared" in caplog.text
     assert all(record.levelno < logging.WARNING for record in caplog.records)
 
 
@@ -483,7 +483,7 @@ def test_on_a_busy_box_the_copy_is_measured_again_at_the_next_start(box: Box, ca
     caplog.set_level(logging.INFO)
     box.measured = UNKNOWN
     assert box.chosen() == AS_IS
-    assert "the box is too busy" in caplog.text
+    assert "this machine is too busy" in caplog.text
     box.measured = FASTER
     assert box.chosen() != AS_IS
     assert box.conversions == 1
@@ -554,7 +554,7 @@ def test_a_folder_that_cannot_be_made_costs_a_warning(box: Box, tmp_path: Path, 
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "Not a directory" in record.getMessage()
-    assert "give --weights-cache another folder, or set --weights as-is" in record.getMessage()
+    assert "choose another folder with --weights-cache, or set --weights as-is" in record.getMessage()
 
 
 def test_a_conversion_that_fails_costs_a_warning(box: Box, tmp_path: Path, caplog) -> None:
@@ -593,7 +593,7 @@ def test_a_conversion_that_others_stopped_is_tried_again(box: Box, caplog) -> No
     real = box.convert
 
     def is_killed(*_arguments: str, **_options: object) -> bytes:
-        raise ProgramStopped("umaserve.engine.files.requantize was killed, as it happens where memory is short")
+        raise ProgramStopped("umaserve.engine.files.requantize was killed, probably since memory was short")
 
     box.convert = is_killed
     assert box.chosen() == AS_IS
@@ -663,7 +663,7 @@ def test_a_copy_that_cannot_be_loaded_does_not_stop_the_start(
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
     made.close()
-    assert "can't be loaded, remove it" in caplog.text
+    assert "can't be loaded" in caplog.text
     with pytest.raises(ModelError, match="truncated or damaged"):
         engine.load(Config(n_ctx=256, parallel=1, threads=1), lambda _fraction: False)
 

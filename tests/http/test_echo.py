@@ -77,4 +77,4 @@ def test_nobody_is_late_who_has_gone(world: HttpWorld, codec: WebSocketCodec, ca
     for _ in range(10):
         world.turn(ECHO.ping_interval)
     assert len(world.lost) == 1
-    assert "closed, since" not in caplog.text
+    assert "closed: no message" not in caplog.text

@@ -257,7 +257,7 @@ def test_health_names_the_threads_that_do_not_advance(world: HttpWorld) -> None:
     assert json.loads(body) == {
         "status": "stuck",
         "error": {
-            "message": "server: the preparing thread has not advanced for 75 s: restart it if that stays so",
+            "message": "server: the preparing thread has not advanced for 75 s: restart it if this persists",
             "code": 503,
         },
         "threads": {"preparing": 75.25},
@@ -280,10 +280,10 @@ def test_ready_is_no_while_requests_would_wait_and_live_is_until_a_restart_is_du
     world.tick_s = 11.0
     assert probed(world, ready) == (503, "stuck", "model: a call to the engine of stand-in does not return")
     world.recovers = True
-    assert probed(world, ready) == (503, "loading", "model: its engine has ended, and another one is being started")
+    assert probed(world, ready) == (503, "loading", "model: its engine process has ended, and a new one is starting")
     world.loaded = world.recovers = False
     world.tick_s = 0.0
-    assert probed(world, ready) == (503, "loading", "model: it is being loaded")
+    assert probed(world, ready) == (503, "loading", "model: it is still loading")
     assert probed(world, live) == probed(world, b"/health/live") == (200, "ok", "")
     world.leaving = True
     assert probed(world, ready) == (503, "draining", "server: it is shutting down")
@@ -328,7 +328,7 @@ def test_one_question_too_many_is_told_when_to_come_back(world: HttpWorld) -> No
     received = world.received()
     assert received.startswith(b"HTTP/1.1 503 ")
     assert b"\r\nRetry-After: 1\r\n" in received
-    assert b"questions wait already" in received
+    assert b"requests of this kind are waiting" in received
     for other in others:
         other.close()
 

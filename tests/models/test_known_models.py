@@ -131,7 +131,7 @@ def test_a_damaged_file_is_replaced(content: Any, problem: str, file: Path, capl
     file.chmod(0o600)
     models = KnownModels(file)
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"{file} is not read, and what models take learned anew: ")
+    assert record.getMessage().startswith(f"{file} is ignored, and the models' memory and speed are measured again: ")
     assert problem in record.getMessage()
     assert "\n" not in record.getMessage()
     models.learn(KEY, "a", 7)
@@ -157,7 +157,7 @@ def test_a_file_of_others_is_replaced(
     change(file)
     models = KnownModels(file)
     assert models.needed_bytes(KEY) == 0
-    assert "is not read" in caplog.text
+    assert "is ignored, and the models' memory and speed" in caplog.text
     models.learn(KEY, "a", 8)
     assert file.stat().st_mode & 0o777 == 0o600
     assert KnownModels(file).needed_bytes(KEY) == 8
@@ -171,7 +171,7 @@ def test_a_folder_that_can_not_be_written_is_logged_once(tmp_path: Path, caplog:
     models.learn(KEY, "a", 2)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert record.getMessage().startswith("what models take is not kept: ")
+    assert record.getMessage().startswith("the models' measured memory and speed can't be stored: ")
     assert models.needed_bytes(KEY) == 2
 
 
@@ -205,7 +205,10 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch, ca
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert file_of({}) is None
-    assert "what models take is not kept: neither XDG_STATE_HOME nor a home folder is known" in caplog.text
+    assert (
+        "the models' measured memory and speed can't be stored: neither XDG_STATE_HOME nor a home folder is known"
+        in caplog.text
+    )
 
 
 def test_a_model_is_another_one_by_its_files_and_settings(tmp_path: Path) -> None:

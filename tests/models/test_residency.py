@@ -209,7 +209,7 @@ def test_requests_that_can_never_be_served_are_refused():
     refused = moves(wanted("a", 7 * MIB), *models, free=MIB).refuse
     assert list(refused) == ["a"]
     assert "takes 7 MiB" in refused["a"]
-    assert "5 MiB can be had" in refused["a"]
+    assert "5 MiB are available" in refused["a"]
     assert refused["a"].endswith(": choose a smaller model, or lower its n_ctx or parallel")
     assert not moves(wanted("a", 5 * MIB), *models, free=MIB).refuse
     assert most_bytes(Snapshot(NOW, models, MIB)) == 5 * MIB

@@ -137,7 +137,7 @@ def test_a_silent_peer_is_pinged_once_and_then_given_up(pair: Pair, caplog: pyte
     assert (pair.said(), pair.owner.lost) == (b"ping", False)
     pair.turn(INTERVAL_S)
     assert pair.owner.lost
-    assert "a peer: closed, since it did not answer a ping for 10 s" in caplog.text
+    assert "a peer: closed: no answer to a ping within 10 s" in caplog.text
 
 
 @pytest.mark.usefixtures("pings")

@@ -261,7 +261,7 @@ def test_a_socket_whose_callback_fails_is_watched_no_more(
         loop.set_interest(pair[0], READ, callback)
     loop.turns(3)
     assert seen == [READ] * 3
-    assert [record.message for record in caplog.records] == ["a callback failed: its socket is watched no more"]
+    assert [record.message for record in caplog.records] == ["a callback failed: its socket is no longer watched"]
     # A key left behind would be in the way of the next socket with this descriptor.
     assert all(key.fileobj is not bad[0] for key in loop._selector.get_map().values())
     for sock in bad + others:

@@ -135,14 +135,14 @@ def test_relays_of_another_provider_are_another_fleet(fleet: Fleet, client: redi
 
 def test_relays_serve_while_redis_is_away(fleet: Fleet) -> None:
     first = fleet.relay()
-    wait_until(lambda: logged(first, "counts can't be kept in Redis"))
+    wait_until(lambda: logged(first, "counters can't be shared through Redis"))
     headers = first.key(requests_per_minute=2)
     use(first, headers, 2)
     fleet.server.start()
-    wait_until(lambda: logged(first, "counts are kept in Redis"))
+    wait_until(lambda: logged(first, "counters are shared through Redis"))
     second = fleet.relay()
     wait_until(lambda: status(second, headers) == 429)
-    assert sum("counts can't be kept" in record.getMessage() for record in first.records) == 1
+    assert sum("counters can't be shared" in record.getMessage() for record in first.records) == 1
 
 
 def test_relays_hear_each_other_at_a_server_whose_clock_is_behind(fleet: Fleet, client: redis.Redis) -> None:
@@ -152,7 +152,7 @@ def test_relays_hear_each_other_at_a_server_whose_clock_is_behind(fleet: Fleet, 
     client.xadd(LOADS, {"news": json.dumps(news)}, id=f"{seconds * 1000 + HOUR_MS}-0")
     second.wait_for("peers", 2)
     fleet.server.kill()
-    wait_until(lambda: logged(second, "counts can't be kept in Redis"))
+    wait_until(lambda: logged(second, "counters can't be shared through Redis"))
     second.wait_for("peers", 0)
     fleet.server.start()
     for relay in (first, second):
@@ -171,11 +171,11 @@ def test_the_password_is_that_of_a_file(fleet: Fleet, tmp_path: Path, user: str)
     password = tmp_path / "password"
     password.write_text("wrong")
     relay = fleet.relay(redis_user=user, redis_password_file=str(password))
-    wait_until(lambda: logged(relay, "counts can't be kept in Redis"))
+    wait_until(lambda: logged(relay, "counters can't be shared through Redis"))
     password.write_text("of-the-relays\n" if user else "of-all\n")
     assert relay._server is not None
     relay._server._reread_files()
-    wait_until(lambda: logged(relay, "counts are kept in Redis"))
+    wait_until(lambda: logged(relay, "counters are shared through Redis"))
     assert not any(word in text(relay) for word in ("of-the-relays", "of-all"))
 
 
@@ -198,7 +198,7 @@ def test_a_server_with_tls_is_trusted_by_its_certificate(
         wait_until(lambda: logged(relay, "certificate verify failed"))
         # The test's stand-in for the system's store of authorities.
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
-        wait_until(lambda: logged(relay, "counts are kept in Redis"))
+        wait_until(lambda: logged(relay, "counters are shared through Redis"))
     finally:
         server.kill()
 
@@ -229,7 +229,7 @@ def test_what_no_relay_has_told_changes_nothing(
     wait_until(lambda: client.xlen(LOADS))
     for _ in range(3):
         client.xadd(LOADS, entry)
-    wait_until(lambda: logged(relay, "news in Redis that no relay has told"))
+    wait_until(lambda: logged(relay, "ignored an update in Redis that no relay has written"))
     (complaint,) = [record.getMessage() for record in relay.records if "no relay" in record.getMessage()]
     assert message in complaint
     fleet.relay()
@@ -241,7 +241,7 @@ def test_a_key_of_another_kind_is_named(fleet: Fleet, client: redis.Redis) -> No
     relay = fleet.relay()
     wait_until(lambda: logged(relay, "WRONGTYPE"))
     client.delete(LOADS)
-    wait_until(lambda: logged(relay, "counts are kept in Redis"))
+    wait_until(lambda: logged(relay, "counters are shared through Redis"))
 
 
 # What it needs.

@@ -841,7 +841,7 @@ def test_headers_of_the_clients_own_connection_stay_there(relay: Relay, version:
 def test_only_so_many_workers_are_taken(start: Callable[..., Relay]) -> None:
     relay = start(max_workers=1)
     relay.worker()
-    assert relay.dial().closed() == (1008, "the relay takes no more workers")
+    assert relay.dial().closed() == (1008, "the relay accepts no more workers")
 
 
 # -- large answers and slow clients ------------------------------------------------------------------------------------

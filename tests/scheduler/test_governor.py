@@ -63,7 +63,7 @@ def test_a_program_that_comes_is_given_its_core_and_one_that_goes_leaves_it(core
     box.run(8)
     box.taken = 1
     assert box.run(4) > 0.9, "over the last two seconds"
-    assert (box.governor.threads, box.governor.reason) == (cores - 1, "another program has a core")
+    assert (box.governor.threads, box.governor.reason) == (cores - 1, "another program uses a core")
     box.taken = 0
     assert box.run(4) > 0.9
     assert (box.governor.threads, box.governor.reason) == (cores, "all")
@@ -163,7 +163,7 @@ def test_a_taken_core_costs_two_long_ticks_and_not_five() -> None:
     box.taken, before = 1, len(box.used)
     box.run(3)
     assert box.used[before : before + 12].count(2) == 2
-    assert (box.governor.threads, box.governor.reason) == (1, "another program has a core")
+    assert (box.governor.threads, box.governor.reason) == (1, "another program uses a core")
 
 
 def test_mixed_ticks_are_judged_by_their_own_work() -> None:

@@ -238,7 +238,7 @@ def test_no_more_than_so_many_wait(world: QuestionWorld, query: Query) -> None:
         world.ask(query)
     gone = world.ask(query)
     gone.forgotten = True
-    with pytest.raises(RequestError, match=f"request: {MOST} questions wait already") as refused:
+    with pytest.raises(RequestError, match=f"request: {MOST} requests of this kind are waiting") as refused:
         world.ask(Detokenize(()))
     assert (refused.value.fault, refused.value.retry_after_s) == (Fault.QUEUE_FULL, 1)
     world.finish()

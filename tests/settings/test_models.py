@@ -256,7 +256,7 @@ def test_what_the_folder_has_too_much_is_told(tmp_path: Path, caplog: pytest.Log
     assert [spec.name for spec in found.models[1:]] == ["m"]
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 4
-    assert all(text.endswith(": left out") and len(text.splitlines()) == 1 for text in told)
+    assert all(text.startswith("models_dir: skipped: ") and len(text.splitlines()) == 1 for text in told)
 
 
 def test_the_settings_of_a_model_are_settings():

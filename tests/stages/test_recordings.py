@@ -295,7 +295,7 @@ def test_a_full_disk_costs_the_recording_and_one_line(box: Box, caplog: pytest.L
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert recording.id is None
     assert [record.getMessage() for record in caplog.records] == [
-        f"recordings: {told} is not kept: [Errno 27] File too large"
+        f"recordings: dropped {told}: [Errno 27] File too large"
     ]
     assert box.names() == []
     assert box.record(opened), "and not the next one"
@@ -372,7 +372,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused() -> None:
 
 def test_two_daemons_do_not_record_in_one_folder(box: Box) -> None:
     first = box.open()
-    with pytest.raises(ConfigError, match="another daemon records there"):
+    with pytest.raises(ConfigError, match="another daemon records into it"):
         box.open()
     assert first.stop(WAIT_S)
     box.open()

@@ -216,7 +216,7 @@ def test_the_log_tells_once_of_each_thread_that_is_stuck(caplog: pytest.LogCaptu
     busy.now += 75
     assert watch.stuck() == watch.stuck() == {"worker": 75.0}
     assert [(record.levelno, record.message) for record in caplog.records] == [
-        (logging.ERROR, "the worker thread has not advanced for 75 s: restart the program if it stays so")
+        (logging.ERROR, "the worker thread has not advanced for 75 s: restart the program if this persists")
     ]
     go_on.set()
     assert busy.thread.stop(WAIT_S)

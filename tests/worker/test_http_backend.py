@@ -152,7 +152,7 @@ def test_of_several_cookies_the_first_goes_on_and_the_log_says_so(
     served.accept().answer(b"{}", "200 OK", "application/json", *cookies)
     headers = {"content-type": "application/json", "set-cookie": "a=1; Path=/"}
     assert reply.next() == ("complete", 200, headers, "{}", None)
-    assert "the backend set 2 cookies: the first goes to the relay" in caplog.text
+    assert "the backend set 2 cookies: only the first is sent to the relay" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_a_worker_shows_its_secret_in_a_header_only_and_registers(linked: Linked
     assert peer.receive() == {"type": "models_update", "models": ["m"], "current_load": 0}, "before anything else"
     linked.acks.get(timeout=PATIENCE_S)
     assert linked.log.until("registered").fields["worker"] == "worker-1"  # type: ignore[attr-defined]
-    assert linked.log.until("the relay says: 'careful'")
+    assert linked.log.until("warning from a relay: 'careful'")
 
 
 def test_a_path_in_the_url_stands_before_ours(stack: ExitStack, log: Log) -> None:
@@ -216,7 +216,7 @@ def test_a_relay_that_refuses_the_contracts_version_is_told_the_other_and_that_o
         peer = linked.accept()
         assert peer.welcome()["protocol_version"] == "2026-04-bridge-v1"
         peer.close(1002, "worker protocol error")
-        linked.log.until("lost a relay: the relay closed with 1002: 'worker protocol error'")
+        linked.log.until("connection to a relay lost: the relay closed with 1002: 'worker protocol error'")
         linked.thread.pass_time(2.0)
 
 
@@ -253,7 +253,7 @@ def test_versions_that_cannot_be_kept_are_logged_and_hold_for_this_process(
     versions = RelayVersions(tmp_path / "missing" / "versions.json", ["ws://a.example"])
     versions.put("ws://a.example", "2026-04-bridge-v1")
     assert versions.get("ws://a.example") == "2026-04-bridge-v1"
-    assert "can't keep the protocol version" in caplog.text
+    assert "the protocol version of a relay can't be stored" in caplog.text
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +275,7 @@ def test_a_relay_with_tls_must_be_the_one_that_its_certificate_names(
         linked.start()
         with pytest.raises(ssl.SSLError):
             server.accept()
-        line = linked.log.until("no relay: TLS handshake failed: certificate verify failed")
+        line = linked.log.until("no connection to a relay: TLS handshake failed: certificate verify failed")
         assert line.getMessage().endswith(
             "check the URL, and that ca_file has the authority of the relay's certificate"
         )
@@ -295,9 +295,9 @@ def test_a_wrong_secret_is_said_and_tried_again_at_growing_intervals(linked: Lin
         peer = linked.accept()
         peer.close(1008, "worker authentication failed")
         if failures.bit_count() == 1:
-            line = linked.log.until("no relay")
+            line = linked.log.until("no connection to a relay")
             assert line.getMessage() == (
-                "no relay: the relay closed with 1008: 'worker authentication failed': "
+                "no connection to a relay: the relay closed with 1008: 'worker authentication failed': "
                 "check that worker_secret and provider are the relay's"
             )
             waits.append((line.fields["failures"], line.fields["next_try_s"]))  # type: ignore[attr-defined]
@@ -306,7 +306,7 @@ def test_a_wrong_secret_is_said_and_tried_again_at_growing_intervals(linked: Lin
         linked.thread.pass_time(min(30.0, 2.0 ** (failures - 1)) + 0.5)
     assert waits == [(1, 1.0), (2, 2.0), (4, 8.0), (8, 30.0)]
     assert linked.accept().receive()["type"] == "register"
-    assert not [line for line in iter_queue(linked.log.lines) if "no relay" in line.getMessage()]
+    assert not [line for line in iter_queue(linked.log.lines) if "no connection to a relay" in line.getMessage()]
 
 
 def until_waiting(linked: LinkedWorker) -> None:
@@ -328,7 +328,7 @@ def test_an_acknowledgement_makes_the_next_try_soon_again(linked: LinkedWorker) 
     peer = linked.accept()
     peer.welcome()
     peer.sock.close()
-    linked.log.until("lost a relay")
+    linked.log.until("connection to a relay lost")
     for _ in range(2):
         until_waiting(linked)
         linked.thread.pass_time(1.5)
@@ -354,15 +354,17 @@ def test_what_is_no_relay_is_said(linked: LinkedWorker, answer: bytes, said: str
     sock.recv(65536)
     sock.sendall(answer)
     sock.shutdown(socket.SHUT_WR)
-    assert linked.log.until("no relay").getMessage().startswith(f"no relay: {said}")
+    assert linked.log.until("no connection to a relay").getMessage().startswith(f"no connection to a relay: {said}")
 
 
 def test_a_relay_that_is_down_is_said_and_tried_again(linked: LinkedWorker) -> None:
     linked.server.stop()
     linked.start()
-    said = f"no relay: can't connect to 127.0.0.1:{linked.server.port}: Connection refused: check the URL"
+    said = (
+        f"no connection to a relay: can't connect to 127.0.0.1:{linked.server.port}: Connection refused: check the URL"
+    )
     for wait in (1.5, 2.5):
-        assert linked.log.until("no relay").getMessage().startswith(said)
+        assert linked.log.until("no connection to a relay").getMessage().startswith(said)
         linked.thread.pass_time(wait)
 
 
@@ -378,7 +380,7 @@ def test_a_relay_that_does_not_answer_in_time_is_given_up(linked: LinkedWorker, 
     if shaken:
         assert peer.receive()[0] == 1002
         peer.sock.close()
-    assert linked.log.until("no relay: no acknowledgement within")
+    assert linked.log.until("no connection to a relay: no acknowledgement within")
 
 
 # Requests.
@@ -523,8 +525,8 @@ def test_a_message_that_is_wrong_ends_the_connection_and_not_the_link(linked: Li
     assert peer.receive()[0] == 1002
     assert job.next() == "abort"
     peer.sock.close()
-    linked.log.until("a relay's message was wrong: ")
-    linked.log.until("lost a relay: ")
+    linked.log.until("invalid message from a relay: ")
+    linked.log.until("connection to a relay lost: ")
     linked.thread.pass_time(1.5)
     linked.accept().welcome()
 
@@ -549,7 +551,7 @@ def test_bytes_go_to_a_relay_that_takes_them(linked: LinkedWorker, features: lis
         assert (chunk["chunk"], chunk["encoding"], end["body"], end["encoding"]) == ("/wA=", "base64", "gA==", "base64")
     else:
         assert (chunk["chunk"], end["body"]) == ("\ufffd\0", "\ufffd")
-        assert linked.log.until("this relay takes text only, which the answer is not")
+        assert linked.log.until("the answer is not text, which is all that this relay carries")
 
 
 @pytest.mark.parametrize("features", [["flow"], []])
@@ -577,7 +579,7 @@ def test_a_lost_connection_aborts_its_jobs(linked: LinkedWorker) -> None:
     jobs = [linked.running(peer, f"r-{number}") for number in range(3)]
     peer.sock.close()
     assert [job.next() for job in jobs] == ["abort"] * 3
-    linked.log.until("lost a relay: ")
+    linked.log.until("connection to a relay lost: ")
 
 
 def test_a_relay_that_pings_only_idle_workers_is_pinged_while_its_stream_goes_on(linked: LinkedWorker) -> None:
@@ -608,8 +610,8 @@ def test_a_relay_that_answers_no_ping_is_left(linked: LinkedWorker) -> None:
         linked.thread.pass_time(31.0)
         assert linked.log.lines.empty()
     linked.thread.pass_time(31.0)
-    linked.log.until("a relay: closed, since it did not answer a ping for 30 s")
-    linked.log.until("lost a relay: ")
+    linked.log.until("a relay: closed: no answer to a ping within 30 s")
+    linked.log.until("connection to a relay lost: ")
     peer.sock.close()
     linked.thread.pass_time(1.5)
     linked.accept().welcome()
@@ -629,7 +631,7 @@ def test_a_relay_that_lets_us_go_gets_its_answers_and_sees_us_again(linked: Link
     assert peer.receive()["request_id"] == "r-1"
     assert peer.receive() == (1000, "")
     peer.sock.close()
-    linked.log.until("left a relay that let us go")
+    linked.log.until("disconnected from a relay that had asked for it")
     linked.thread.pass_time(1.9)
     assert linked.link._connection is None
     linked.thread.pass_time(0.6)
@@ -758,7 +760,7 @@ def test_what_does_not_end_in_the_time_to_drain_is_left_to_the_relay(stack: Exit
     peer.ask("r-1")
     backend = BackendPeer(server.accept())
     worker.server.stop()
-    assert peer.until_close() == (1000, "the worker ends")
+    assert peer.until_close() == (1000, "the worker is shutting down")
     assert backend.ended()
     peer.sock.close()
     assert worker.end() == 0

@@ -79,7 +79,7 @@ class Gate:
         if len(origins) > 1:
             raise Refusal(400, f"Origin: expected at most one, got {len(origins)}")
         if origins and not self._may_call(origins[0].lower(), at):
-            expected = "that of a page that may call this server"
+            expected = "an allowed origin"
             raise Refusal(403, f"Origin: expected {expected}, got {shown(origins[0])}: see --allow-origin")
 
     def _may_call(self, origin: str, at: tuple[str, int | None] | None) -> bool:
@@ -138,7 +138,7 @@ class Gate:
         presented = self.presented_key(request)
         key = None if presented is None else self._keys.match(presented)
         if key is None:
-            found = "none" if presented is None else "one that is not known"
+            found = "none" if presented is None else "an unknown one"
             ways = "Authorization: Bearer …, or x-api-key: …"
             raise RequestError(Fault.UNAUTHORIZED, "Authorization", f"expected an API key ({ways}), got {found}")
         return key
@@ -151,8 +151,9 @@ class Gate:
         if not self._warned_of_proxy and _is_local(peer) and any(map(request.header, _FORWARDED)):
             self._warned_of_proxy = True
             log.warning(
-                "requests come through a proxy on this machine, and there are no API keys: all its clients count as"
-                " local users, who are operators: set --api-keys, or have the proxy authenticate them"
+                "requests arrive through a proxy on this machine, and no API keys are set: every client of the proxy"
+                " counts as a local user with operator rights: set --api-keys, or let the proxy authenticate its"
+                " clients"
             )
         return Caller(dialect, peer, operator=_is_local(peer))
 

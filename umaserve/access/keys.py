@@ -48,8 +48,8 @@ _TEMPORARY = ".umaserve-keys-"
 _SQLITE = b"SQLite format 3\0"
 _ADVICE = {
     errno.EAGAIN: "another program is changing it: try again",
-    errno.ENOSPC: "make room on its disk",
-    errno.EDQUOT: "make room in this user's quota of its disk",
+    errno.ENOSPC: "free space on its disk",
+    errno.EDQUOT: "free space in this user's disk quota",
     errno.EROFS: "its file system is read-only: name a file elsewhere",
     errno.EIO: "check its disk",
 }
@@ -85,10 +85,10 @@ class KeyFile:
             older = Path(path).with_suffix(_OLDER_SUFFIX)
             if older.exists():
                 advice = f"umaserve keys convert {older} {path}"
-                raise ConfigError(f"API keys {path}: missing, but {older} has those of an older version: type {advice}")
+                raise ConfigError(f"API keys {path}: missing, but {older} has keys of an older version: run {advice}")
             with cls(path, missing_ok=True)._edit():
                 pass  # Written where it is missing.
-            log.info("API keys %s: made, since it was missing: no client has a key yet", path)
+            log.info("API keys %s: file created; it has no keys yet, and umaserve keys add makes one", path)
         return cls(path, clock)
 
     def add(
@@ -124,7 +124,7 @@ class KeyFile:
         with self._edit() as keys:
             if name in self._by_name:
                 advice = "choose another name, or revoke that key first"
-                raise RequestError(Fault.BAD_REQUEST, "name", f"there is a key named {name}: {advice}")
+                raise RequestError(Fault.BAD_REQUEST, "name", f"a key named {name} exists already: {advice}")
             keys.append(replace(key, id=next_id(keys)))
         return presented
 
@@ -132,7 +132,7 @@ class KeyFile:
         """Write these entries to the file, which has none yet. Raises ConfigError also where one is not right."""
         with self._edit() as keys:
             if keys:
-                raise ConfigError(f"API keys {self._path}: it has keys already: name a new file")
+                raise ConfigError(f"API keys {self._path}: the file has keys already: name a new file")
             try:
                 keys.extend(checked_keys(entries))
             except ValueError as error:
@@ -189,12 +189,12 @@ class KeyFile:
     def _follow(self) -> None:
         try:
             if self._refresh():
-                log.info("the API keys were read anew", extra={"fields": {"keys": len(self._by_name)}})
+                log.info("API keys reloaded", extra={"fields": {"keys": len(self._by_name)}})
             self._complaint = ""
         except ConfigError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                log.error("%s (until then the keys read before hold)", error)
+                log.error("%s (what was loaded before stays in use)", error)
 
     def _refresh(self) -> bool:
         """Read the file where it has changed; returns whether it has."""
@@ -227,7 +227,9 @@ class KeyFile:
             raise ConfigError(f"API keys {self._path}: {error}: {advice}") from None
         signature = _signature(status)
         if signature != self._signature and status.st_mode & (stat.S_IROTH | stat.S_IWOTH):
-            log.warning("API keys %s: everyone on the box may read or change the file: chmod o-rw it", self._path)
+            log.warning(
+                "API keys %s: every user of this machine can read or change the file: run chmod o-rw on it", self._path
+            )
         self._take(keys, signature)
 
     def _take(self, keys: tuple[Key, ...], signature: tuple[int, int, int] | None) -> None:
@@ -262,7 +264,7 @@ class KeyFile:
         data = orjson.dumps({"keys": [entry_of(key) for key in keys]}, option=orjson.OPT_INDENT_2) + b"\n"
         if len(data) > MAX_FILE_BYTES:
             advice = "delete the oldest entries of revoked keys"
-            raise ConfigError(f"API keys {self._path}: the file would pass {MAX_FILE_BYTES} bytes: {advice}")
+            raise ConfigError(f"API keys {self._path}: the file would exceed {MAX_FILE_BYTES} bytes: {advice}")
         directory = os.path.dirname(path)
         # While we hold the directory's lock, any temporary file was left by a process that was killed.
         for leftover in Path(directory).glob(f"{_TEMPORARY}*"):
@@ -298,7 +300,10 @@ def keep_owner_and_mode(path: str, descriptor: int) -> None:
         if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
             os.fchown(descriptor, old.st_uid, old.st_gid)
     except PermissionError:
-        log.warning("API keys %s: the file is now this user's: chown it back if the daemon can't read it", path)
+        log.warning(
+            "API keys %s: the file now belongs to this user: restore its owner with chown if the daemon can't read it",
+            path,
+        )
     os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
 
 

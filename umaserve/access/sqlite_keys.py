@@ -41,7 +41,7 @@ def _entries(path: str) -> Sequence[Mapping[str, object]]:
             (application_id,) = database.execute("PRAGMA application_id").fetchone()
             (version,) = database.execute("PRAGMA user_version").fetchone()
             if application_id != _APPLICATION_ID or version not in _COLUMNS:
-                raise ConfigError(f"{path}: a database, but none of keys of an older umaserve: name that one")
+                raise ConfigError(f"{path}: a database, but not the key file of an older umaserve: name that file")
             return [_entry(*row) for row in database.execute(f"SELECT {_COLUMNS[version]} FROM keys ORDER BY id")]
     except sqlite3.Error as error:
         raise ConfigError(f"{path}: {error}: expected a relay's SQLite file that this user may read") from None

@@ -119,7 +119,7 @@ class Connection:
         try:
             self._backlog.run(self._handle_one)
         except Exception:
-            log.exception("%s: closed, since handling its input failed", self._caller.peer)
+            log.exception("%s: closed: internal error while handling its input", self._caller.peer)
             self.abort()
         self._input_handled()
         self._input.hold(self._codec.buffered)
@@ -218,7 +218,7 @@ class Connection:
             self._take(output)
         except Exception:
             request_id = "" if session is None else session.request.id
-            log.exception("request %s: closed, since a reply could not be made", request_id)
+            log.exception("request %s: closed: internal error while writing the reply", request_id)
             self.abort()
 
     def _take(self, output: Output | RequestError) -> None:
@@ -274,7 +274,7 @@ class Connection:
             # It is no fault of the client's that nobody read what it sent.
             self._idle = self._loop.call_later(waited, self._on_idle)
         elif self.channel.open:
-            log.info("%s: closed, since no request came for %g s", self._caller.peer, self._idle_timeout)
+            log.info("%s: closed: no request within %g s", self._caller.peer, self._idle_timeout)
             self._end_idle()
 
     def _end_idle(self) -> None:

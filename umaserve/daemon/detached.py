@@ -211,7 +211,7 @@ class Detached:
             try:
                 session = self._sessions.take_over(kept.request, left.begun, record, left.caller, now)
             except RequestError as error:
-                log.warning("request %s can't go on: %s", kept.request.id, error)
+                log.warning("request %s can't be restored: %s", kept.request.id, error)
                 return
         self._add(kept.request.id, dialect, session, left.caller, window)
 

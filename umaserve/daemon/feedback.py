@@ -41,8 +41,8 @@ class FeedbackLog:
             self._fd = _open(path)
         except OSError as error:
             raise ConfigError(
-                f"feedback log {path}: {error.strerror}: choose a regular file, no link, that you may write to "
-                "with --feedback-log"
+                f"feedback log {path}: {error.strerror}: choose a regular file, not a link, that this user may write,"
+                " with --feedback-log"
             ) from error
 
     def keep(self, feedback: Feedback, caller: Caller) -> None:
@@ -51,7 +51,7 @@ class FeedbackLog:
             self.append({"peer": caller.peer, "key": caller.key, **feedback.values}, datetime.now(UTC))
         except OSError as error:
             log.error("feedback could not be written: %s", error)
-            raise RequestError(Fault.DECODE_FAILED, "feedback", "the server could not write it: see its log") from None
+            raise RequestError(Fault.DECODE_FAILED, "feedback", "the server could not store it; see its log") from None
 
     def append(self, values: Mapping[str, Any], now: datetime) -> None:
         """Write down ``values``, without a ``time``, whole or not at all. Raises ``OSError``: a full disk, say."""
@@ -112,5 +112,5 @@ def _first_time(fd: int) -> datetime | None:
     except ValueError:
         time = None
     if time is None or time.tzinfo is None:
-        raise OSError(errno.EINVAL, "its first line is no record of feedback")
+        raise OSError(errno.EINVAL, "its first line is not a feedback record")
     return time

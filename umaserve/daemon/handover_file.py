@@ -68,12 +68,12 @@ def unpack(data: bytes) -> list[Left]:
         raise Malformed(f"expected at least {_HEAD.size} bytes, got {len(data)}")
     magic, types, digest = _HEAD.unpack_from(data)
     if magic != MAGIC:
-        raise Malformed("it has another format")
+        raise Malformed("it has an unknown format")
     if types != _TYPES:
-        raise Malformed("another version of the program has written it")
+        raise Malformed("it was written by another version of umaserve")
     body = memoryview(data)[_HEAD.size :]
     if hashlib.sha256(body).digest() != digest:
-        raise Malformed("it is not as it was written")
+        raise Malformed("its checksum is wrong")
     return list(_generations(Tail(body)))
 
 
@@ -108,9 +108,9 @@ class HandoverFile:
         except FileNotFoundError:
             return []
         except (OSError, Malformed) as error:
-            log.warning("what the daemon before this one left in %s is lost: %s", self._path, error)
+            log.warning("the generations that the previous daemon saved in %s are lost: %s", self._path, error)
             return []
-        log.info("left by the daemon before", extra={"fields": {"generations": len(generations)}})
+        log.info("restored generations of the previous daemon", extra={"fields": {"generations": len(generations)}})
         return generations
 
     def _read(self) -> bytes:
@@ -119,10 +119,10 @@ class HandoverFile:
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-                raise Malformed("expected a file of this user's that no other may use; it stays there")
+                raise Malformed("expected a file that only this user can access; it is not deleted")
             data = file.read(_HEAD.size + self._max_bytes + 1)
         if not data.startswith(MAGIC):
-            raise Malformed("it has another format, and stays there")
+            raise Malformed("it has an unknown format; it is not deleted")
         if len(data) > _HEAD.size + self._max_bytes:
             os.unlink(self._path)
             raise Malformed(f"it has more than {self._max_bytes} bytes")
@@ -133,7 +133,7 @@ class HandoverFile:
         part = f"{self._path}.part"
         try:
             if os.path.lexists(self._path):
-                raise FileExistsError("something else is there")
+                raise FileExistsError("another file exists there")
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part)
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -141,9 +141,11 @@ class HandoverFile:
                 file.write(pack(generations, self._max_bytes))
             os.rename(part, self._path)
         except OSError as error:
-            log.error("generations could not be left to the next daemon in %s: %s", self._path, error)
+            log.error("running generations could not be saved in %s for the next daemon: %s", self._path, error)
         else:
-            log.info("left to the next daemon", extra={"fields": {"generations": len(generations)}})
+            log.info(
+                "saved running generations for the next daemon", extra={"fields": {"generations": len(generations)}}
+            )
 
 
 def _digest_of_types(hint: Any) -> bytes:

@@ -111,7 +111,7 @@ class Listeners:
         except ConfigError as error:
             if not self._http_is_optional:
                 raise
-            log.warning("no HTTP: %s (--http HOST:PORT)", error)
+            log.warning("HTTP is off: %s (--http HOST:PORT sets another address)", error)
             return []
 
     def _take(self, name: str, sock: socket.socket) -> str:
@@ -227,7 +227,7 @@ class Listeners:
     def _refuse(self, protocol: str, sock: socket.socket, limit: int, *, encrypted: bool) -> None:
         self._services.sessions.totals.rejected += 1
         error = RequestError(
-            Fault.TOO_MANY_SESSIONS, "connection", f"{limit} are open, which is the limit; try again later"
+            Fault.TOO_MANY_SESSIONS, "connection", f"{limit} connections are open, which is the limit; try again later"
         )
         with sock:
             sock.setblocking(False)
@@ -235,7 +235,7 @@ class Listeners:
                 # A handshake would be work, and this is for a server that has too much of it.
                 sock.send(b"" if encrypted else _refusal(protocol, error, self._config))
             except OSError as failed:
-                log.debug("the refusal was not taken: %s", failed)
+                log.debug("the refusal could not be sent: %s", failed)
 
     @property
     def bytes_received(self) -> int:
@@ -259,8 +259,8 @@ def _compare(setting: str, value: str, passed: Sequence[socket.socket]) -> None:
     """Say so where the sockets ``passed`` instead of a setting's are at other addresses than its ``value``."""
     if value and not any(_is_at(sock, setting, value) for sock in passed):
         log.warning(
-            "%s is %s, but the service manager has passed a socket at %s, and only there it is served: have the "
-            "socket's unit listen at the former (ListenStream=), or disable it, or set %s to the latter",
+            "%s is %s, but the service manager has passed a socket at %s, and the daemon listens only there: change"
+            " ListenStream= of the socket's unit to the former, disable that unit, or set %s to the latter",
             setting,
             value,
             " and ".join(map(_shown, passed)),
@@ -280,9 +280,14 @@ def _check_reach(protocol: str, sock: socket.socket, config: Config) -> None:
     if sock.family == socket.AF_UNIX or config.insecure or is_loopback(sock.getsockname()[0]):
         return
     if protocol != HTTP:
-        raise ConfigError(f"{_shown(sock)}, {protocol}: expected a loopback address, or insecure: there are no keys")
+        raise ConfigError(
+            f"{_shown(sock)}, {protocol}: expected a loopback address, or the setting insecure, since this protocol"
+            " has no keys"
+        )
     if not config.api_keys:
-        raise ConfigError(f"{_shown(sock)}, {protocol}: expected a loopback address, or api_keys, or insecure")
+        raise ConfigError(
+            f"{_shown(sock)}, {protocol}: expected a loopback address, or the setting api_keys or insecure"
+        )
 
 
 def _unix_protocol(protocol: str, config: Config) -> tuple[FrameCodec | LineCodec, JsonDialect | LineDialect]:

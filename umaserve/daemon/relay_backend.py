@@ -161,7 +161,7 @@ class _Posted:
             self._pending.release()
 
     def frame(self, text: str) -> None:
-        log.info("dropped a message to a request that is no conversation")
+        log.info("dropped a relay's message: its request is not a WebSocket conversation")
 
 
 class _Conversation:

@@ -303,7 +303,7 @@ class Server:
 
     def _reread_files(self) -> None:
         """SIGHUP: reread the files that can change while the daemon runs. An unusable one changes nothing."""
-        log.info("reading keys, content filter, certificates, secrets and the catalogue of models again")
+        log.info("reloading API keys, content filter, certificates, secrets and the list of models")
         self._catalogue_watch.reread()
         self._gate.reread_keys()
         self._links.reread_files()
@@ -315,10 +315,10 @@ class Server:
 
     def _on_content_filter(self, result: ContentFilter | BaseException | None) -> None:
         if isinstance(result, BaseException):
-            log.error("the content filter could not be read again", exc_info=result)
+            log.error("the content filter could not be reloaded", exc_info=result)
         elif result is not None and self._content_filter is not None:
             self._content_filter.take_patterns(result)
-            log.info("the content filter was read again")
+            log.info("content filter reloaded")
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -331,7 +331,10 @@ class Server:
             self._left_file.write(self._services.detached.left)
         self._models.keep_costs()
         if not self._ending.join():
-            log.warning("a call into llama.cpp, the voice, a decoder or the disk does not return: ending without it")
+            log.warning(
+                "a call into llama.cpp, the voice, a decoder or the disk does not return: exiting without waiting for"
+                " it"
+            )
             logging.shutdown()
             os._exit(self._status)
         self._models.close()

@@ -52,7 +52,10 @@ class Shutdown:
         systemd.notify_stopping(grace_s + 2 * config.drain_timeout + FAREWELL_S + JOIN_S)
         self._links.drain()
         if grace_s:
-            log.info("serving before the end", extra={"fields": {"grace_s": grace_s}})
+            log.info(
+                "shutting down after a grace period, in which requests are still accepted",
+                extra={"fields": {"grace_s": grace_s}},
+            )
             self._loop.call_later(grace_s, self.drain)
         else:
             self.drain()

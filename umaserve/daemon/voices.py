@@ -41,8 +41,8 @@ def _to_clone(reference: RefAudio | None, voice: VoiceInfo | None) -> RefAudio |
     """The recording for clients to clone; ``None`` where the voice could not clone it."""
     if reference is None or (voice is not None and voice.clones):
         return reference
-    why = "no voice" if voice is None else "a voice that can't take on another one"
-    log.warning("--ref-audio has no effect: this daemon has %s; --tts-model gives it one that can", why)
+    why = "no voice" if voice is None else "a voice that can't clone another"
+    log.warning("--ref-audio has no effect: this daemon has %s; --tts-model adds one that can", why)
     return None
 
 

@@ -90,7 +90,7 @@ class WyomingConnection:
         try:
             self._backlog.run(self._handle_one)
         except Exception:
-            log.exception("%s: closed, since handling its input failed", self._caller.peer)
+            log.exception("%s: closed: internal error while handling its input", self._caller.peer)
             self.channel.abort()
         if self.channel.ended and not self._backlog.waiting and self._ready:
             self.close()
@@ -129,7 +129,7 @@ class WyomingConnection:
                 self._task.take(event)
             case _:
                 # The protocol has servers ignore what they don't know.
-                log.debug("%s: an event of another kind: %s", self._caller.peer, event.type)
+                log.debug("%s: ignored an event of type %s", self._caller.peer, event.type)
 
     # -- from the task -------------------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class WyomingConnection:
             try:
                 act(value)
             except Exception:
-                log.exception("%s: closed, since a reply could not be made", self._caller.peer)
+                log.exception("%s: closed: internal error while writing the reply", self._caller.peer)
                 self.channel.abort()
 
         return run
@@ -179,5 +179,5 @@ class WyomingConnection:
             # It is no fault of the client's that nobody read what it sent.
             self._idle = self._loop.call_later(waited, self._on_idle)
         elif self.channel.open:
-            log.info("%s: closed, since no request came for %g s", self._caller.peer, self._idle_timeout)
+            log.info("%s: closed: no request within %g s", self._caller.peer, self._idle_timeout)
             self.close()

@@ -11,4 +11,4 @@ log = logging.getLogger(__name__)
 @lru_cache(maxsize=256)
 def tell_skipped(kind: str) -> None:
     """Log once that tools of this type are skipped: programs send them with each request."""
-    log.warning("skipped a tool that this server doesn't run: %r (told once)", kind)
+    log.warning("ignored tools of type %r, which this server doesn't run (logged once)", kind)

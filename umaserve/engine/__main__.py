@@ -66,7 +66,7 @@ def _run(serve: Callable[[Channel], None], channel: Channel) -> None:
     try:
         serve(channel)
     except BaseException:
-        log.exception("the daemon's calls can't be followed")
+        log.exception("internal error while reading the daemon's calls: the engine process exits")
         logging.shutdown()
         os._exit(1)
 

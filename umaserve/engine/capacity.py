@@ -69,24 +69,26 @@ def lacks_of(model: Model, config: Config, capacity: Capacity, kept_states_bytes
     """Sentences that say what this model can't do. ``kept_states_bytes``: what earlier states would take."""
     if not model.memory:
         return
-    why = "its recurrent state" if model.has_recurrent_state else "its sliding window"
+    why = "the model's recurrent state" if model.has_recurrent_state else "the model's sliding window"
     if not model.sequences_can_be_cut and not capacity.host_bytes:
-        yield f"nothing computed is reused: {why} can't be cut, and --host-cache-bytes, for whole ones, is 0"
+        yield f"cached prefixes are not reused: {why} can't be truncated, and --host-cache-bytes is 0"
     elif not model.sequences_can_be_cut:
         least, most = map(capacity.saved_bytes.of, (1, capacity.sequence_tokens))
         size = _readable(least) if least == most else f"{_readable(least)} to {_readable(most)}"
         yield (
-            f"prefixes are only reused up to a checkpoint: {why} can't be cut. --host-cache-bytes "
-            f"({_readable(capacity.host_bytes)}) keeps checkpoints of {size} each"
+            f"cached prefixes are reused only up to a checkpoint: {why} can't be truncated. --host-cache-bytes"
+            f" ({_readable(capacity.host_bytes)}) holds checkpoints of {size} each"
         )
     if not capacity.max_draft_tokens:
         unused = ", and the draft model is not loaded" if config.draft_model else ""
         if kept_states_bytes:
-            reason = f"the states to go back to would take {_readable(kept_states_bytes)}: lower --parallel"
+            reason = (
+                f"the states for rolling back rejected ones would take {_readable(kept_states_bytes)}: lower --parallel"
+            )
         else:
             remedy = "" if model.has_recurrent_state else ": raise --n-ubatch to --n-batch"
-            reason = f"{why} can't take rejected ones back{remedy}"
-        yield f"there are no draft tokens{unused}, since {reason}"
+            reason = f"{why} can't roll back rejected ones{remedy}"
+        yield f"draft tokens are off{unused}: {reason}"
 
 
 def _readable(n_bytes: int) -> str:

@@ -83,7 +83,8 @@ class LlamaEngine:
         self._cells = Cells(model, host_bytes)
         if model.parts and not self._cells.fit_parts(self._batch):
             log.warning(
-                "many streams are slower: all sequences share the KV cells, since those of this model can't be divided"
+                "this model's KV cells can't be divided into parts: all sequences share them, which makes many"
+                " streams slower"
             )
             model.divide(0)
         saved = saved_bytes(model, self._batch) if host_bytes else SavedBytes()
@@ -216,7 +217,7 @@ class LlamaEngine:
         if any(isinstance(move, Divide) for move in tick.kv_operations):
             self._on_new_context()
         if not moved:
-            log.error("a sequence could not be saved or brought back")
+            log.error("a sequence could not be saved or restored")
             return TickResult(Outcome.CACHE_LOST, (), 0.0)
         if not tick.runs:
             return TickResult(Outcome.DONE, (), 0.0, moving_s=moving_s)
@@ -349,10 +350,10 @@ def chat_template_of(model: Model, chosen: str | None) -> ChatTemplate:
     info = model.info(0)
     own, with_tools = model.chat_template(), model.chat_template("tool_use")
     if chosen:
-        log.info("chat template: the file of --chat-template")
+        log.info("chat template: taken from --chat-template")
         with_tools = None
     elif own is None and with_tools is None:
-        log.info("chat template: ChatML, since the model has none; name one with --chat-template")
+        log.info("chat template: ChatML, since the model has none; --chat-template sets another")
     source = chosen or own or with_tools or CHATML
     return ChatTemplate(
         source,

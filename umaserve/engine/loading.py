@@ -41,7 +41,11 @@ def load_model(
         except ModelError as error:
             if not loading(0.0):
                 raise
-            log.warning("loading the weights as they are: their converted copy can't be loaded, remove it: %s", error)
+            log.warning(
+                "the converted copy of the weights can't be loaded, so the model's own file is used: delete the copy:"
+                " %s",
+                error,
+            )
     return Model(path, config, loading, repacked=weights.repacked, parted=parted)
 
 

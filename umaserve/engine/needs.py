@@ -74,7 +74,7 @@ def measured(path: str, config: Config, wanted: Callable[[], bool], *, sequences
     except program.Cancelled:
         return None
     except (OSError, program.ProgramError) as error:
-        log.info("how much memory %s will take is unknown: %s", path, error)
+        log.info("the memory that %s needs is unknown: %s", path, error)
         return None
     return Needs(**orjson.loads(found))
 
@@ -116,7 +116,7 @@ def judge(path: str, config: Config, needs: Needs, others: int, available: int) 
         raise TooLarge(f"{found}: {_remedy(config, needs, total - available)}", total)
     if not _is_ample(total, config, available):
         cache = f", and --host-cache-bytes lets it take {config.host_cache_bytes >> 20} more"
-        log.warning("memory may get short. %s%s", found, cache if config.host_cache_bytes >> 20 else "")
+        log.warning("memory may run short. %s%s", found, cache if config.host_cache_bytes >> 20 else "")
 
 
 def _is_ample(total: int, config: Config, available: int) -> bool:

@@ -240,7 +240,9 @@ class Preparation:
     def _follower(self, lark: str, field: str, after: bytes = b"", *, nested: bool) -> Constraint:
         if self._vocabulary is None:
             raise RequestError(
-                Fault.BAD_REQUEST, field, "can't be followed with this model's tokens (see the server's log)"
+                Fault.BAD_REQUEST,
+                field,
+                "not available for this model, whose tokens llguidance does not support (see the server's log)",
             )
         return Constraint(self._vocabulary, lark, field, after, nested=nested)
 
@@ -374,7 +376,9 @@ def _vocabulary(model: Model) -> Vocabulary | None:
         return Vocabulary(model)
     except ValueError as error:
         log.warning(
-            "no grammars, JSON schemas and required tools: llguidance can't take this model's tokens: %s", error
+            "grammars, JSON schemas and required tool calls are not available: llguidance does not support this"
+            " model's tokens: %s",
+            error,
         )
         return None
 

@@ -181,7 +181,9 @@ class HttpConnection:
         try:
             self._backlog.run(self._handle_one)
         except Exception:
-            log.exception("%s: closed, since handling its request for %s failed", self.peer, self._path[:MAX_LOGGED])
+            log.exception(
+                "%s: closed: internal error while handling its request for %s", self.peer, self._path[:MAX_LOGGED]
+            )
             self.abort()
             return
         self.input.hold(self._codec.buffered)
@@ -350,5 +352,5 @@ class HttpConnection:
             self.channel.close()
             return
         part = "header" if self._phase is Phase.HEAD else "body"
-        log.info("%s: closed, since its request's %s did not arrive in time", self.peer, part)
+        log.info("%s: closed: the %s of its request did not arrive in time", self.peer, part)
         self._fail(Refusal(408, f"request: its {part} did not arrive in time"))

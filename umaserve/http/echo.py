@@ -66,7 +66,7 @@ class EchoConnection:
 
     def _on_idle(self) -> None:
         if self.channel.open:
-            log.info("%s: closed, since no message came for %g s", self._peer, self._idle_timeout)
+            log.info("%s: closed: no message within %g s", self._peer, self._idle_timeout)
             self.close()
 
     def _echo(self) -> None:

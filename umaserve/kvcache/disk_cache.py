@@ -123,7 +123,7 @@ class DiskCache:
         self._look_at = self._now() + LOOK_S
         if isinstance(result, BaseException):
             self._metrics.disk_cache_errors += 1
-            log.error("the sequences on disk can't be listed", exc_info=result)
+            log.error("disk cache: its sequences can't be listed", exc_info=result)
             return
         self._metrics.disk_cache_errors += result.errors
         for name in result.gone:
@@ -202,7 +202,7 @@ class DiskCache:
             self._fetching = None
             if isinstance(result, BaseException):
                 self._metrics.disk_cache_errors += 1
-                log.error("a sequence on disk can't be read", exc_info=result)
+                log.error("disk cache: a sequence can't be read", exc_info=result)
                 result = False, 0.0
             whole, seconds = result
             self._host.fill(whole=whole)
@@ -300,7 +300,7 @@ class DiskCache:
             self._decided.add(key)
             if isinstance(result, BaseException):
                 self._metrics.disk_cache_errors += 1
-                log.error("a sequence can't be written to disk", exc_info=result)
+                log.error("disk cache: a sequence can't be written", exc_info=result)
             elif result is not None:
                 for other in replaced:
                     self._forget(other)

@@ -22,7 +22,7 @@ MAX_SECONDS = 300
 """Timeout. All other requests with media wait meanwhile. Beside compute threads, which have priority, the child gets a
 tenth of a core at worst."""
 MAX_ANSWER_BYTES = 768 << 20
-NONSENSE = "can't be decoded: its decoder answered with nonsense"
+NONSENSE = "can't be decoded: its decoder has sent an invalid answer"
 
 _FILE = "umaserve-media"
 _MAX_HEAD_BYTES = 1 << 16
@@ -72,7 +72,7 @@ def _end(status: int) -> str:
         case signal.SIGXCPU:
             return f"it takes more than {MAX_CPU_S} s of computing"
         case signal.SIGKILL:
-            return "its decoder was killed, as it happens where memory is short"
+            return "its decoder was killed, probably since memory was short"
         case number if number > 0:
             return f"it crashes its decoder ({signal.strsignal(number)})"
     return f"its decoder failed (status {status})"

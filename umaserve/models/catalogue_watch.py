@@ -38,7 +38,7 @@ class CatalogueWatch:
 
     def _on_read(self, result: Catalogue | BaseException | None) -> None:
         if isinstance(result, BaseException):
-            log.error("the models could not be looked up again", exc_info=result)
+            log.error("the list of models could not be reloaded", exc_info=result)
         elif result is not None:
             self._models.take(result)
             self._changed()

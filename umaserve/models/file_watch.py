@@ -34,7 +34,7 @@ class FileWatch:
         if states == self._loaded:
             return False
         if seen == self._loaded:
-            message = "%s: its files have changed: what was loaded from them may answer wrong until it is loaded again"
+            message = "%s: the model's files have changed on disk: its answers may be wrong until it is reloaded"
             log.warning(message, self._name)
         return states == seen
 

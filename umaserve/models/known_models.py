@@ -61,7 +61,7 @@ def file_of(environ: Mapping[str, str]) -> Path | None:
     try:
         return folders.state(environ) / _FILE
     except FileNotFoundError as error:
-        log.info("what models take is not kept: %s", error)
+        log.info("the models' measured memory and speed can't be stored: %s", error)
         return None
 
 
@@ -182,7 +182,7 @@ class KnownModels:
             self._models = {}
         except (OSError, ValueError) as error:
             self._models = {}
-            self._complain("%s is not read, and what models take learned anew: %s", self._file, error)
+            self._complain("%s is ignored, and the models' memory and speed are measured again: %s", self._file, error)
 
     def _write(self) -> None:
         if self._file is None:
@@ -191,7 +191,7 @@ class KnownModels:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _replace(self._file, written(self._models))
         except OSError as error:
-            self._complain("what models take is not kept: %s", error)
+            self._complain("the models' measured memory and speed can't be stored: %s", error)
 
     def _complain(self, message: str, *arguments: object) -> None:
         if message not in self._complained:
@@ -206,7 +206,7 @@ def _content(file: Path) -> bytes:
         status = os.fstat(descriptor)
         ours = stat.S_ISREG(status.st_mode) and status.st_uid in (0, os.geteuid())
         if not ours or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise PermissionError("it is no file, belongs to another user, or others may write to it")
+            raise PermissionError("it is not a file, belongs to another user, or others may write to it")
         data = opened.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")

@@ -245,12 +245,12 @@ class ModelHost:
         """End an engine that hangs, as if it had crashed."""
         timeout_s = self.spec.config.engine_timeout
         if timeout_s and self.hangs(timeout_s):
-            log.error("the engine of %s does not return from a call", self.name)
+            log.error("the engine of %s does not return from a call: its process is killed", self.name)
             self.place.kill()
 
     def _load_again(self) -> None:
         if not self._around.wanted():
-            problem = "the engine has ended: the server's log says how"
+            problem = "the engine process has ended; see the server's log"
             self.fail_all(RequestError(Fault.DECODE_FAILED, "decode", problem))
             return
         self.loading.begin_again(self._then(self._loaded_again))

@@ -166,7 +166,7 @@ class Models:
         # What another size means for the default one, its host sees for itself.
         size_bytes = self._catalogue.default.size_bytes
         if replace(catalogue.default, size_bytes=size_bytes) != self._catalogue.default:
-            log.warning("models: the default one has changed, which takes effect at the next start; nothing else does")
+            log.warning("models: the default model has changed, which needs a restart: the new list is ignored")
             return
         before, now = ({spec.name: spec for spec in one.models} for one in (self._catalogue, catalogue))
         changes = {
@@ -174,7 +174,7 @@ class Models:
             "gone": sorted(before.keys() - now.keys()),
             "changed": sorted(name for name in now.keys() & before.keys() if now[name] != before[name]),
         }
-        log.info("the models were looked up again", extra={"fields": changes})
+        log.info("list of models reloaded", extra={"fields": changes})
         self._catalogue = catalogue
         self.default.spec = catalogue.default
         self._follow_catalogue()

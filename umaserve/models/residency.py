@@ -253,6 +253,6 @@ def _total(models: Iterable[Model]) -> int:
 
 def _problem(needed: int, most: int) -> str:
     return (
-        f"it takes {needed >> 20} MiB of memory, and {max(0, most) >> 20} MiB can be had if all other models that are "
-        "not pinned are unloaded: choose a smaller model, or lower its n_ctx or parallel"
+        f"it takes {needed >> 20} MiB of memory, and {max(0, most) >> 20} MiB are available once all other models"
+        " that are not pinned are unloaded: choose a smaller model, or lower its n_ctx or parallel"
     )

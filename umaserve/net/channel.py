@@ -164,7 +164,7 @@ class Channel:
             self.handler.connection_lost()
         except Exception:
             # The caller may be another client's handler, or one that has failed already.
-            log.exception("a lost connection could not be tidied up")
+            log.exception("internal error while releasing a lost connection")
 
     def _touch(self) -> None:
         self._loop.call_at_turn_end(self._flush)
@@ -210,7 +210,7 @@ class Channel:
 
     def _fail(self) -> None:
         """A bug of ours in serving one peer ends that peer's connection, and no other."""
-        log.exception("closed, since serving the connection failed")
+        log.exception("closed: internal error while serving the connection")
         self.abort()
 
     def _receive(self) -> None:

@@ -75,9 +75,9 @@ class SocketFile:
             return
         try:
             if not _unlink_own(self.path, self._inode):
-                log.warning("socket %s: somebody else removed it", self.path)
+                log.warning("socket %s: another program has removed it", self.path)
         except OSError as error:
-            log.warning("socket %s: it can't be removed: %s", self.path, error.strerror)
+            log.warning("socket %s: can't be removed: %s", self.path, error.strerror)
         self._unlock()
 
     def _unlock(self) -> None:
@@ -159,7 +159,7 @@ def _set_tcp_options(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     except OSError as error:
         # The peer has left already, which the channel will notice.
-        log.debug("options of an accepted socket: %s", error)
+        log.debug("setting the options of an accepted socket failed: %s", error)
 
 
 class Listener:
@@ -196,7 +196,7 @@ class Listener:
             try:
                 self._accepted(sock)
             except Exception:
-                log.exception("a connection was dropped, since taking it in failed")
+                log.exception("closed: internal error while accepting the connection")
                 sock.close()
 
     def _pause(self, error: OSError) -> None:
@@ -204,8 +204,8 @@ class Listener:
         readable, so that polling it would spin."""
         if self._loop.now() >= self._complain_at:
             self._complain_at = self._loop.now() + COMPLAIN_EVERY_S
-            advice = _ADVICE.get(error.errno or 0, "clients wait until there is room")
-            log.warning("accepting pauses: %s: %s", error.strerror, advice)
+            advice = _ADVICE.get(error.errno or 0, "clients wait until others have disconnected")
+            log.warning("accepting connections is paused: %s: %s", error.strerror, advice)
         self._loop.set_interest(self._sock, 0, self._on_ready)
         self._loop.call_later(PAUSE_S, self._resume)
 

@@ -96,7 +96,7 @@ class Loop:
             if error.errno not in _SHORTAGES:
                 raise
             if self._watch_again_at is None:
-                log.warning("the kernel can't watch more sockets: %s: tried again until it can", error.strerror)
+                log.warning("the kernel can't watch more sockets: %s: trying again until it can", error.strerror)
                 self._watch_again_at = self.call_later(TRY_AGAIN_S, self._watch_again)
             self._unwatched[sock] = events, ready
 
@@ -153,7 +153,7 @@ class Loop:
             try:
                 key.data(events & key.events)
             except Exception:
-                log.exception("a callback failed: its socket is watched no more")
+                log.exception("a callback failed: its socket is no longer watched")
                 self._forget(key)
 
     def run_due(self) -> None:

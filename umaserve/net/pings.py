@@ -36,7 +36,7 @@ class Pings:
         if received != self._received or not self._channel.reading:
             self._received, self._pinged = received, False
         elif self._pinged:
-            log.info("%s: closed, since it did not answer a ping for %g s", self._peer, self._interval)
+            log.info("%s: closed: no answer to a ping within %g s", self._peer, self._interval)
             self._channel.abort()
             return
         else:

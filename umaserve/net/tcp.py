@@ -43,7 +43,7 @@ def tcp_sockets(host: str, port: int) -> list[socket.socket]:
             except OSError as error:
                 if error.errno not in _ABSENT:
                     raise
-                log.info("%s: not on %s: %s", place, address[0], error.strerror)
+                log.info("%s: not listening on %s: %s", place, address[0], error.strerror)
                 absent = error
             else:
                 port = sockets[0].getsockname()[1]

@@ -172,7 +172,7 @@ class RelayServer:
     def _reread_files(self) -> None:
         """Reread certificates and secrets, for SIGHUP. A file that can't be used changes nothing; connected workers and
         clients stay connected. Client keys are reread without it."""
-        log.info("reading certificate and secrets again")
+        log.info("reloading certificate and secrets")
         cert, key = self._config.tls_cert, self._config.tls_key
         if self._tls is not None:
             self._tls = reread(lambda: server_context(cert, key), self._tls)
@@ -251,7 +251,9 @@ class RelayServer:
         systemd.notify_stopping(config.drain_grace + config.drain_timeout + FAREWELL_S)
         if config.drain_grace:
             about = {"grace_s": config.drain_grace}
-            log.info("serving before the end", extra={"fields": about})
+            log.info(
+                "shutting down after a grace period, in which requests are still accepted", extra={"fields": about}
+            )
             self._loop.call_later(config.drain_grace, self._drain)
         else:
             self._drain()
@@ -284,6 +286,6 @@ def _address(sock: socket.socket) -> str:
     try:
         host: str = sock.getpeername()[0]
     except OSError as error:
-        log.debug("no address of a peer: %s", error)
+        log.debug("the address of a peer is unknown: %s", error)
         return "gone"
     return host

@@ -172,9 +172,9 @@ class RemoteEngine:
             self.close()
             raise EngineLost(f"the engine's process is gone: {error}") from None
         except (Malformed, RecursionError) as error:
-            log.error("the engine's process is no longer trusted: its answer to %s makes no sense: %s", name, error)
+            log.error("the engine's process has sent an invalid answer to %s, and is ended: %s", name, error)
             self.close()
-            raise EngineLost("the engine's process sent something that makes no sense") from None
+            raise EngineLost("the engine's process has sent an invalid answer") from None
 
     def _answer(self, name: str, arguments: Sequence[object], ask: Ask) -> Any:
         call, channel = self._calls[name], self._channel()

@@ -118,9 +118,9 @@ class EngineProcess:
         if self._hung:
             return End("hang", "did not return from a call, and was killed", last_words)
         if loading and last_words.startswith("Timeout ("):
-            return End("hang", "hung, and was ended", last_words, loading)
+            return End("hang", "hung, and was killed", last_words, loading)
         if status == -signal.SIGKILL and killed_for_memory() > self._killed_for_memory:
-            return End("memory", "was killed, since memory was short", last_words)
+            return End("memory", "was killed for lack of memory", last_words)
         if status == -signal.SIGKILL:
             return End("SIGKILL", "was killed by another program", last_words)
         cause = signal.Signals(-status).name if status < 0 else f"status {status}"

@@ -56,8 +56,8 @@ class CrashIsolation:
 
     def _suspect(self, session: Session) -> None:
         if session.crashes >= MAX_CRASHES:
-            log.error("request %s has lost the engine again when it ran alone, and fails", session.request.id)
-            problem = "llama.cpp crashed or was killed on this request, also when it ran alone"
+            log.error("request %s failed: the engine has crashed again while the request ran alone", session.request.id)
+            problem = "llama.cpp crashed or was killed while it computed this request, also when the request ran alone"
             self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request", problem))
         else:
             self._suspects.append(session)

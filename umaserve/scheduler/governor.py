@@ -121,7 +121,7 @@ class ThreadGovernor:
             if self._may_be_disturbed(n, now):
                 self._try(n - 1)
         elif n > 1 and self._slowness(n - 1) < MARGIN * self._slowness(n):
-            self._use(n - 1, "another program has a core", now)
+            self._use(n - 1, "another program uses a core", now)
         elif n < self._max_threads and now >= self._settled_at + self._patience_s and self._may_be_free(now):
             self._try(n + 1)
 
@@ -139,7 +139,7 @@ class ThreadGovernor:
         if n > before:
             self._patience_s = PATIENCE_S if better else min(2 * self._patience_s, MAX_PATIENCE_S)
         if better:
-            self._use(n, "another program has a core" if n < before else "a core is free again", now)
+            self._use(n, "another program uses a core" if n < before else "a core is free again", now)
         else:
             self._use(before, self.reason, now)
 

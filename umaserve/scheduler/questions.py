@@ -83,7 +83,7 @@ class Questions:
         lost with fails."""
         for question in questions:
             if question.crashes >= MAX_CRASHES:
-                problem = "llama.cpp crashed or was killed on this request, also when it ran again"
+                problem = "llama.cpp crashed or was killed while it computed this request, also in a second attempt"
                 self._end(question, RequestError(Fault.DECODE_FAILED, "request", problem))
             else:
                 question.begun, question.taken, question.tokens = False, 0, 0
@@ -250,7 +250,7 @@ class _Text:
 
 def too_many_questions(limit: int) -> RequestError:
     """Error for a question that comes while ``limit`` of them wait."""
-    problem = f"{limit} questions wait already; try again later"
+    problem = f"{limit} requests of this kind are waiting, which is the limit; try again later"
     return RequestError(Fault.QUEUE_FULL, "request", problem, retry_after_s=1)
 
 
@@ -271,5 +271,5 @@ def _seen(result: bytes | BaseException) -> bytes | RequestError:
     """The part of a job's outcome that a client may see."""
     if isinstance(result, bytes | RequestError):
         return result
-    log.error("a question to the engine failed", exc_info=result)
+    log.error("a query to the engine failed", exc_info=result)
     return RequestError(Fault.DECODE_FAILED, "request", "the server failed; its log says why")

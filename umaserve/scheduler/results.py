@@ -130,7 +130,7 @@ class Results:
             self._tell_progress(session)
             if isinstance(run.logprobs, Scoring):
                 if logprobs is None or len(logprobs) != len(run.tokens):
-                    raise ValueError("the engine has not said the log-probabilities that were asked for")
+                    raise ValueError("the engine has not returned the requested log-probabilities")
                 session.scored += len(logprobs)
                 self._sessions.put(session, PromptScores(logprobs))
                 self._end_without_answer(session)

@@ -264,7 +264,7 @@ class Scheduler:
         try:
             self._results.accept(work, result)
         except Exception:
-            log.exception("a tick's result could not be taken: requests %s", _ids(work.sessions))
+            log.exception("internal error while applying a tick's result: requests %s", _ids(work.sessions))
             self._results.fail_all(work.sessions)
         self._readiness.between_ticks()
         self.pump()

@@ -28,7 +28,7 @@ class Admission:
             raise RequestError(
                 Fault.QUEUE_FULL,
                 "request",
-                f"{waiting} requests are waiting already, which is the limit; try again later",
+                f"{waiting} requests are waiting, which is the limit; try again later",
                 retry_after_s=1.0,
             )
         if self.memory_short or (self._reserve and self._available() < self._reserve):

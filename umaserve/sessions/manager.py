@@ -163,7 +163,7 @@ class SessionManager:
         if len(waiting) < MAX_CHANGES:
             waiting.append(command)
         elif isinstance(command, Modify | EndThought):
-            problem = f"{MAX_CHANGES} changes are waiting already, which is the limit; try again later"
+            problem = f"{MAX_CHANGES} changes are waiting, which is the limit; try again later"
             self.put(session, Steered(command, RequestError(Fault.BAD_REQUEST, "request", problem)))
         else:
             self.put(session, Steered(command))
@@ -319,7 +319,9 @@ class SessionManager:
                     try:
                         session.sink(output)
                     except Exception:
-                        log.exception("request %s: abandoned, since its output was not taken", session.request.id)
+                        log.exception(
+                            "request %s: cancelled: internal error while delivering its output", session.request.id
+                        )
                         # Queued again, so that abandon() reports the end of a session that has ended, too.
                         session.outbox.appendleft(output)
                         self.abandon(session, "failed")

@@ -159,7 +159,7 @@ def _in_folder(folder: str) -> list[ModelFile]:
         raise ConfigError(f"models_dir: {printable(folder)}: can't be read: {error.strerror}") from None
     left_out += [f"{one.path}: expected a name of {_NAME}" for one in found if not is_name(one.name)]
     for problem in left_out:
-        log.warning("models_dir: %s: left out", printable(problem))
+        log.warning("models_dir: skipped: %s", printable(problem))
     return [one for one in found if is_name(one.name)]
 
 

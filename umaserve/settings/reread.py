@@ -18,5 +18,5 @@ def reread(read: Callable[[], T], kept: T) -> T:
     try:
         return read()
     except ConfigError as error:
-        log.error("%s (until then what was read before holds)", error)
+        log.error("%s (what was loaded before stays in use)", error)
         return kept

@@ -38,5 +38,5 @@ def read_secret(value: str, file: str, setting: str) -> str:
     if not found:
         raise ConfigError(f"{place}: is empty: put a secret into it, such as openssl rand -hex 32 makes")
     if status.st_mode & (stat.S_IROTH | stat.S_IWOTH):
-        log.warning("%s: everyone on the box may read or change the file: chmod o-rw it", place)
+        log.warning("%s: every user of this machine can read or change the file: run chmod o-rw on it", place)
     return found

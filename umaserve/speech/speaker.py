@@ -204,4 +204,4 @@ def _for_client(error: BaseException) -> SpeechError:
     if isinstance(error, SpeechError):
         return error
     log.error("the voice failed", exc_info=error)
-    return SpeechError("tts: the voice failed on this text; the daemon's log says more")
+    return SpeechError("tts: the voice failed on this text; see the daemon's log")

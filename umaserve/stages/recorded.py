@@ -30,7 +30,7 @@ class RecordedAnswer:
                 output = self._keep(output)
             except Exception:
                 # The answer is worth more than its recording.
-                log.exception("an answer is not recorded any more")
+                log.exception("internal error while recording an answer: its recording is dropped")
                 self._failed = True
                 self._recording.drop()
         self._deliver(output)

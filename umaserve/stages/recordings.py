@@ -48,7 +48,7 @@ class Recordings:
     Each recording is a directory, named by its id, that appears once it is complete. The oldest are removed when all
     together are larger than ``max_bytes``, or after ``max_age_s`` seconds unless that is 0. Incomplete ones may take up
     to ``max_bytes`` more, since nothing is removed in favour of a recording that may fail. Raises ``ConfigError`` if
-    the directory can't be written to, or another daemon records there.
+    the directory can't be written to, or another daemon records into it.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Recordings:
         if self._thread is None:  # Stopped.
             return False
         if self._waiting_bytes + size > MAX_WAITING_BYTES:
-            log.warning("recordings: one is not kept, since %d MiB wait to be written", self._waiting_bytes >> 20)
+            log.warning("recordings: dropped one, since %d MiB wait to be written", self._waiting_bytes >> 20)
             return False
 
         def done(result: object) -> None:
@@ -179,7 +179,7 @@ class Recording:
         # Logged once: later writes of this recording fail too.
         if not self._lost:
             self._lost = True
-            _tell(f"{self._name} is not kept", error)
+            _tell(f"dropped {self._name}", error)
 
 
 class _Shelf:
@@ -202,7 +202,7 @@ class _Shelf:
             self._fd = _open_directory(directory)
         except OSError as error:
             # flock reports a lock that another process holds as EWOULDBLOCK.
-            why = "another daemon records there" if isinstance(error, BlockingIOError) else error.strerror
+            why = "another daemon records into it" if isinstance(error, BlockingIOError) else error.strerror
             advice = "choose a folder of this daemon's own that it can write to, with --recordings"
             raise ConfigError(f"recordings {printable(directory)}: {why}: {advice}") from error
 
@@ -223,7 +223,7 @@ class _Shelf:
                 elif _NAME.fullmatch(name) and (recorded := self._look(name)) is not None:
                     found[name] = recorded
             except OSError as error:
-                log.warning("recordings: %s is left alone: %s", name, error.strerror)
+                log.warning("recordings: skipped %s: %s", name, error.strerror)
         self._kept = dict(sorted(found.items(), key=lambda item: item[1]))
         self._used = sum(size for _time, size in found.values())
         self.tidy()
@@ -243,7 +243,7 @@ class _Shelf:
                 os.rename(name, _unfinished(name), src_dir_fd=self._fd, dst_dir_fd=self._fd)
                 self._remove(_unfinished(name))
         except FileNotFoundError:
-            log.info("recordings: %s was removed by somebody else", name)
+            log.info("recordings: %s was removed by another program", name)
         except OSError as error:
             log.warning("recordings: %s could not be removed: %s", name, error.strerror)
 
@@ -262,7 +262,7 @@ class _Shelf:
             for file in os.listdir(folder):
                 status = os.stat(file, dir_fd=folder, follow_symlinks=False)
                 if file not in _FILES or not stat.S_ISREG(status.st_mode):
-                    log.warning("recordings: %s is left alone, since it holds %s", name, printable(file))
+                    log.warning("recordings: skipped %s, which contains %s", name, printable(file))
                     return None
                 size += status.st_size
             return os.fstat(folder).st_mtime, size

@@ -221,7 +221,7 @@ class SpokenAnswer:
 
     def _on_ended(self, error: SpeechError | None) -> None:
         if error is not None:
-            log.warning("an answer ended, since it could not be spoken: %s", error)
+            log.warning("an answer has ended: it could not be spoken: %s", error)
             self.abandon()
             fault = Fault.BAD_REQUEST if isinstance(error, BadReference) else Fault.DECODE_FAILED
             self._deliver(RequestError.of_text(fault, str(error)))

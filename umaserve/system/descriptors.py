@@ -30,7 +30,7 @@ def raise_descriptor_limit(connections: int, setting: str) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
         limit = wanted
     except (OSError, ValueError) as error:
-        log.debug("the limit of open files stays: %s", error)
+        log.debug("the limit of open files can't be raised: %s", error)
     if 0 <= limit < OWN_DESCRIPTORS:
         raise ConfigError(
             f"this process may have {limit} files and sockets open, and needs {OWN_DESCRIPTORS} besides its "
@@ -40,7 +40,7 @@ def raise_descriptor_limit(connections: int, setting: str) -> None:
     if limit != resource.RLIM_INFINITY and limit < needed:
         log.warning(
             "this process may have %d files and sockets open, and %s = %d needs %d: raise the limit (ulimit -Hn, or "
-            "LimitNOFILE= in a unit), or lower %s; until then clients beyond it wait",
+            "LimitNOFILE= in a unit), or lower %s; until then further clients wait",
             limit,
             setting,
             connections,

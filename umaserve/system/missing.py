@@ -32,4 +32,4 @@ def _readable(path: Path) -> bool:
 def log_missing() -> None:
     lacks = missing()
     if lacks:
-        log.info("this system lacks, and the daemon does without: %s", "; ".join(lacks))
+        log.info("not available on this system, so the daemon runs without: %s", "; ".join(lacks))

@@ -48,7 +48,7 @@ def peer_name(sock: socket.socket) -> str:
             return f"uid:{user_of(sock)}"
         host: str = sock.getpeername()[0]
     except OSError as error:
-        log.debug("no name for a peer: %s", error)
+        log.debug("the address of a peer is unknown: %s", error)
         return f"{kind}:gone"
     address = ipaddress.ip_address(host.partition("%")[0])
     if address.version == 6 and address.ipv4_mapped:

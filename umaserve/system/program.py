@@ -132,7 +132,7 @@ def _content(file: BinaryIO) -> bytes:
 def end(status: int) -> str:
     """How a program with this exit status has ended, in words."""
     if status == -signal.SIGKILL:
-        return "was killed, as it happens where memory is short"
+        return "was killed, probably since memory was short"
     return f"ended by {signal.strsignal(-status)}" if status < 0 else f"failed with status {status}"
 
 

@@ -34,7 +34,7 @@ class _Early:
             self.hung_up = True
             return
         # What it interrupts may be a write to the log, and threads may be there already.
-        os.write(2, f"umaserve: ended by {signal.Signals(number).name} before it was up\n".encode())
+        os.write(2, f"umaserve: ended by {signal.Signals(number).name} before startup was complete\n".encode())
         os._exit(os.EX_OK)
 
 
@@ -92,4 +92,6 @@ class Signals:
     def _on_unused(self, number: int, _frame: object) -> None:
         # On the loop: the handler may have interrupted a write to the log.
         name = signal.Signals(number).name
-        self._loop.call_soon(lambda: log.warning("%s means nothing here: SIGTERM ends, SIGHUP reads files again", name))
+        self._loop.call_soon(
+            lambda: log.warning("ignored %s (SIGTERM stops the program, SIGHUP reloads its files)", name)
+        )

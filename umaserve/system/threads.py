@@ -221,6 +221,8 @@ class ThreadWatch:
         """Seconds for which each stuck thread has not advanced, by its name."""
         stuck = {thread.name: seconds for thread in self._threads if (seconds := thread.stuck_s()) is not None}
         for name in stuck.keys() - self._logged:
-            log.error("the %s thread has not advanced for %d s: restart the program if it stays so", name, stuck[name])
+            log.error(
+                "the %s thread has not advanced for %d s: restart the program if this persists", name, stuck[name]
+            )
         self._logged = set(stuck)
         return stuck

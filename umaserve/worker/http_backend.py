@@ -157,7 +157,7 @@ class HttpBackend:
 
     def _have(self, models: Sequence[str]) -> None:
         if tuple(models) != tuple(self.models) or self._trouble:
-            log.info("the backend's models", extra={"fields": {"url": self._url.text, "models": ",".join(models)}})
+            log.info("models of the backend", extra={"fields": {"url": self._url.text, "models": ",".join(models)}})
         self.models, self._trouble = models, ""
 
     def _note(self, trouble: str) -> None:
@@ -207,7 +207,10 @@ class _BackendRequest:
         self._headers = joined(field for field in end_to_end(headers) if len(field[0]) <= MAX_NAME_BYTES)
         cookies = sum(name == "set-cookie" for name, _ in headers)
         if cookies > 1:
-            log.info("the backend set %d cookies: the first goes to the relay, which takes one", cookies)
+            log.info(
+                "the backend set %d cookies: only the first is sent to the relay, whose protocol has room for one",
+                cookies,
+            )
         encoding = self._headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
             self._give_up(f"content-encoding: expected none, got {shown(encoding)}")
@@ -246,7 +249,7 @@ class _BackendRequest:
     def failed(self, reason: str, *, timed_out: bool) -> None:
         if self._begun:
             # After chunks the reply has no body for the reason.
-            log.warning("the backend broke off an answer: %s", reason)
+            log.warning("the backend's answer ended early: %s", reason)
             self._reply.complete(502, {}, "")
         else:
             self._reply.complete(504 if timed_out else 502, JSON, _error(f"backend: {reason}"))

@@ -252,7 +252,7 @@ class RelayConnection:
         try:
             self._take(payload)
         except RequestError as error:
-            log.warning("a relay's message was wrong: %s", error)
+            log.warning("invalid message from a relay: %s", error)
             self.close(CloseCode.PROTOCOL_ERROR, error.message)
         return True
 
@@ -296,15 +296,18 @@ class RelayConnection:
         self._deadline.cancel()
         self._pings = Pings(self._loop, self.channel, PING_S, self._codec.ping, "a relay")
         fields = {"worker": ack.worker_id, "models": ",".join(ack.models), "features": ",".join(ack.features)}
-        log.info("registered at a relay", extra={"fields": fields})
+        log.info("registered with a relay", extra={"fields": fields})
         for warning in ack.warnings:
-            log.warning("the relay says: %s", shown(warning))
+            log.warning("warning from a relay: %s", shown(warning))
         # Some relays give a new worker no waiting requests until it sends a message.
         self.say_models()
         self._acked()
 
     def _on_graceful_shutdown(self, message: GracefulShutdown) -> None:
-        log.info("the relay lets us go", extra={"fields": {"reason": message.reason, "running": self.running}})
+        log.info(
+            "a relay asks this worker to disconnect",
+            extra={"fields": {"reason": message.reason, "running": self.running}},
+        )
         self.dismissed = True
         self._phase = _Phase.LEAVING
         self._close_if_done()

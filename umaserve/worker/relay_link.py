@@ -117,7 +117,7 @@ class RelayLink:
     def close(self) -> None:
         """End the drain now: the relay may give running requests to other workers."""
         if self._connection is not None:
-            self._connection.close(CloseCode.NORMAL_CLOSURE, "the worker ends")
+            self._connection.close(CloseCode.NORMAL_CLOSURE, "the worker is shutting down")
 
     # -- connections ---------------------------------------------------------------------------------------------
 
@@ -154,10 +154,10 @@ class RelayLink:
         if self._draining:
             self.over = True
         elif connection.dismissed:
-            log.info("left a relay that let us go", extra={"fields": {"url": self._url.text}})
+            log.info("disconnected from a relay that had asked for it", extra={"fields": {"url": self._url.text}})
             self._dial_in(DISMISSED_WAIT_S)
         elif connection.registered:
-            log.warning("lost a relay: %s", connection.reason, extra={"fields": {"url": self._url.text}})
+            log.warning("connection to a relay lost: %s", connection.reason, extra={"fields": {"url": self._url.text}})
             self._dial_in(SHORTEST_WAIT_S)
         else:
             if connection.close_code == CloseCode.PROTOCOL_ERROR:
@@ -184,7 +184,7 @@ class RelayLink:
         if reason != self._said or self._failures.bit_count() == 1:
             self._said = reason
             fields = {"url": self._url.text, "failures": self._failures, "next_try_s": wait_s}
-            log.warning("no relay: %s: %s", reason, advice, extra={"fields": fields})
+            log.warning("no connection to a relay: %s: %s", reason, advice, extra={"fields": fields})
         self._dial_in(wait_s)
 
     def _dial_in(self, wait_s: float) -> None:

@@ -106,5 +106,8 @@ class Running:
     def _as_taken(self, data: str | bytes) -> str | bytes:
         if isinstance(data, str) or self._connection.takes_bytes:
             return data
-        log.warning("request %s: this relay takes text only, which the answer is not", self.request.request_id)
+        log.warning(
+            "request %s: the answer is not text, which is all that this relay carries: its other bytes are replaced",
+            self.request.request_id,
+        )
         return data.decode(errors="replace")

@@ -89,7 +89,7 @@ class WorkerServer:
 
     def _reread_files(self) -> None:
         """On SIGHUP, for future connections. A file that can't be used changes nothing."""
-        log.info("reading secrets and authorities again")
+        log.info("reloading secrets and certificate authorities")
         self._mine.secret = reread(self._read_secret, self._mine.secret)
         self._http.key = reread(self._read_backend_key, self._http.key)
         self._dialer.reread_authorities()

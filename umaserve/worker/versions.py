@@ -39,7 +39,7 @@ class RelayVersions:
             made.write_bytes(orjson.dumps(self._by_url))
             made.replace(self._path)
         except OSError as error:
-            log.warning("can't keep the protocol version of a relay in %s: %s", self._path, error.strerror)
+            log.warning("the protocol version of a relay can't be stored in %s: %s", self._path, error.strerror)
 
 
 def kept_in_state_directory() -> Path | None:
@@ -57,6 +57,6 @@ def _read(path: Path | None) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, orjson.JSONDecodeError) as error:
-        log.warning("%s can't be read, and will be written anew: %s", path, error)
+        log.warning("%s can't be read, and will be replaced: %s", path, error)
         return {}
     return values if isinstance(values, dict) else {}

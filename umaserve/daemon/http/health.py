@@ -18,7 +18,7 @@ def health(services: Services) -> tuple[int, bytes]:
     """Health of the server, as llama-server's ``/health`` tells it: status and body."""
     info = services.models.default.info
     if info is None:
-        return _not("loading", "model: it is being loaded")
+        return _not("loading", "model: it is still loading")
     status, body = live(services)
     if status == 200 and info.chat_problem:
         body = orjson.dumps({"status": "ok", "chat_problem": info.chat_problem})
@@ -29,7 +29,7 @@ def live(services: Services) -> tuple[int, bytes]:
     """Whether only a restart would help: as systemd's watchdog."""
     if stuck := services.stuck():
         told = "; ".join(f"the {name} thread has not advanced for {time:.0f} s" for name, time in stuck.items())
-        return _not("stuck", f"server: {told}: restart it if that stays so", threads=stuck)
+        return _not("stuck", f"server: {told}: restart it if this persists", threads=stuck)
     return 200, b'{"status":"ok"}'
 
 
@@ -40,7 +40,7 @@ def ready(services: Services) -> tuple[int, bytes]:
     if services.leaving():
         return _not("draining", "server: it is shutting down")
     if default.info is not None and default.recovers:
-        return _not("loading", "model: its engine has ended, and another one is being started")
+        return _not("loading", "model: its engine process has ended, and a new one is starting")
     # One tick runs at a time, whatever model it is of.
     if hung := [host.name for host in services.models if host.hangs(WEDGED_S)]:
         return _not("stuck", f"model: a call to the engine of {hung[0]} does not return")

@@ -89,7 +89,7 @@ class QuestionExchange:
         try:
             self._reply(answer)
         except Exception:
-            log.exception("%s: closed, since a reply could not be made", self._caller.peer)
+            log.exception("%s: closed: internal error while writing the reply", self._caller.peer)
             self._responder.abort()
 
     def _reply(self, answer: bytes | RequestError) -> None:

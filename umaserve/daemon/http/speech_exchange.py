@@ -78,7 +78,7 @@ class SpeechExchange:
         try:
             self._take(output)
         except Exception:
-            log.exception("%s: closed, since its speech could not be sent", self._caller.peer)
+            log.exception("%s: closed: internal error while sending its speech", self._caller.peer)
             self.abandon()
             self._responder.abort()
 

@@ -139,8 +139,10 @@ def end_request(services: Services, body: bytes) -> None:
         raise bad_request("session", "a whole number of at least 1", None)
     session = next((one for one in services.sessions.running() if one.id == number), None)
     if session is None:
-        raise RequestError(Fault.NOT_FOUND, "session", f"no request of number {number} runs: it may have ended")
-    log.info("an operator ends a request", extra={"fields": {"request": session.request.id}})
+        raise RequestError(
+            Fault.NOT_FOUND, "session", f"no request with the number {number} is running: it may have ended"
+        )
+    log.info("an operator has ended a request", extra={"fields": {"request": session.request.id}})
     services.sessions.fail(session, RequestError(Fault.ENDED, "request", "the operator of this server has ended it"))
 
 

@@ -141,7 +141,9 @@ class TextExchange:
         except RequestError as error:
             self._fail(index, error)
         except Exception:
-            log.exception("request %s: closed, since a reply could not be made", self._sessions[index].request.id)
+            log.exception(
+                "request %s: closed: internal error while writing the reply", self._sessions[index].request.id
+            )
             self.abandon()
             self._responder.abort()
 

@@ -58,7 +58,7 @@ class Keeping:
             if self.background:
                 problem = f"expected at most {MAX_BYTES} bytes with all items before where background is true, got more"
                 raise RequestError(Fault.PROMPT_TOO_LARGE, self.field, problem)
-            log.warning("response %s: not kept, since its input is larger than %d bytes", new_id, MAX_BYTES)
+            log.warning("response %s: not stored, since its input is larger than %d bytes", new_id, MAX_BYTES)
             return None
         unique = new_id.removeprefix("resp_")
         items = (_kept_item(item, f"{unique}i{i:02x}") for i, item in enumerate(self.items))

@@ -99,7 +99,7 @@ class KeptResponses:
 
     def _drop_oldest(self, tenant: str) -> None:
         oldest = next(iter(self._tenants[tenant].kept))
-        log.info("response %s: kept no longer, to keep others", oldest)
+        log.info("response %s: evicted to store newer ones", oldest)
         self.drop(tenant, oldest)
 
     def _forget(self, tenant: str, response_id: str) -> Kept | None:

@@ -111,12 +111,14 @@ class ConvertedCopy:
                     break
                 except BlockingIOError:
                     if not waits:
-                        log.info("another daemon converts weights in %s: waiting for it", self.folder)
+                        log.info("another daemon is converting weights in %s: waiting for it", self.folder)
                         waits = True
                 if not wanted():
                     raise Cancelled
                 if time.monotonic() > until:
-                    raise TimeoutError(f"another daemon has converted weights in {self.folder} for {MAX_WAIT_S:.0f} s")
+                    raise TimeoutError(
+                        f"another daemon has been converting weights in {self.folder} for {MAX_WAIT_S:.0f} s"
+                    )
                 time.sleep(_POLL_S)
             yield
 
@@ -148,7 +150,7 @@ class ConvertedCopy:
     def _check_folder(self) -> None:
         status = os.stat(self.folder)
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
-            raise PermissionError(f"{self.folder} belongs to another user, or everybody may write to it")
+            raise PermissionError(f"{self.folder} belongs to another user, or every user may write to it")
 
     def _size_and_time(self) -> list[int] | None:
         try:

@@ -56,5 +56,5 @@ def open_disk(
         kind = Kind(fingerprint(model, config, adapters, saved_bytes), model.n_vocab, saved_bytes)
         return Disk(DiskFolder(config.kv_cache, config.kv_cache_bytes, kind), cells)
     except OSError as error:
-        log.warning("nothing computed survives a restart: %s. Correct that, or give --kv-cache another folder", error)
+        log.warning("the disk cache is off: %s. Correct this, or choose another folder with --kv-cache", error)
         return None

@@ -94,9 +94,9 @@ def read_head(descriptor: int, name: str, kind: Kind) -> Head:
     head = _read(descriptor, _HEAD.size, 0)
     magic, model, scope, size, n_tokens = _HEAD.unpack(head)
     if magic != MAGIC:
-        raise Damaged("it has another format")
+        raise Damaged("it has an unknown format")
     if model != kind.model:
-        raise Damaged("it is another model's")
+        raise Damaged("it belongs to another model")
     if n_tokens > MAX_TOKENS or size != kind.saved_bytes.of(n_tokens) or length != file_bytes(n_tokens, size):
         raise Damaged(f"{length} bytes can't be {n_tokens} tokens with {size} bytes of data")
     packed = _read(descriptor, 4 * n_tokens, len(head))
@@ -105,9 +105,9 @@ def read_head(descriptor: int, name: str, kind: Kind) -> Head:
         raise Damaged("the checksum of its tokens is wrong")
     tokens = _unpacked(packed)
     if not tokens or min(tokens) < 0 or max(tokens) >= kind.vocabulary:
-        raise Damaged("it has tokens that the model lacks")
+        raise Damaged("it has tokens that the model does not have")
     if name != name_of(kind, scope, tokens):
-        raise Damaged("it is another sequence's")
+        raise Damaged("it belongs to another sequence")
     return Head(scope, tokens, len(head) + len(packed) + _CHECKSUM.size, checksum)
 
 

@@ -199,13 +199,13 @@ class DiskFolder:
         except Damaged as error:
             self._told.pop(name, None)
             self._errors += 1
-            log.warning("kv_cache: %s is removed: %s", name, error)
+            log.warning("kv_cache: removed %s: %s", name, error)
         except OSError as error:
             self._errors += 1
             why = error.strerror or str(error)
             if why not in self._complained:
                 self._complained.add(why)
-                log.warning("kv_cache %s: %s; that is not logged again", name or self._path, why)
+                log.warning("kv_cache %s: %s (logged once)", name or self._path, why)
 
 
 class _Vanished(Exception):

@@ -120,16 +120,16 @@ def choose(path: str, config: Config, progress: Callable[[float], bool], availab
         return as_is
     except (OSError, ModelError, program.ProgramError) as error:
         if not slow:
-            log.info("whether the weights are faster if not repacked could not be measured: %s", error)
+            log.info("mapped and repacked weights could not be compared: %s", error)
             return as_is
         log.warning(
-            "the %s weights are loaded as they are, with slower prompts than if converted to Q8_0: %s. Correct that, "
-            "give --weights-cache another folder, or set --weights as-is",
+            "the %s weights are not converted to Q8_0, which makes prefill slower: %s. Correct this, choose another"
+            " folder with --weights-cache, or set --weights as-is",
             slow,
             error,
         )
         return as_is
-    log.info("the weights are loaded from a converted copy", extra={"fields": {"copy": str(copy.path), "was": slow}})
+    log.info("loading the weights from a converted copy", extra={"fields": {"copy": str(copy.path), "was": slow}})
     return Weights(str(copy.path), slow, why=why)
 
 
@@ -225,7 +225,7 @@ def _found(
         _check_failure(copy)
         _check_memory(file_bytes + most, available)
         if not slow:
-            log.info("measuring whether the weights are faster if not repacked, once")
+            log.info("measuring once whether mapped weights are faster than repacked ones")
         elif not copy.exists():
             log.info("llama.cpp has no fast kernels for %s weights: converting a copy to Q8_0, once", slow)
             _check_disk(copy, most)
@@ -283,11 +283,18 @@ def _decided(copy: ConvertedCopy, found: Sequence[Comparison], is_copy: bool) ->
     )
     faster = is_faster(found, MIN_GAIN[other])
     if faster is None:
-        log.info("the box is too busy to measure which weights are faster, so the next start does (%s)", why)
+        log.info(
+            "this machine is too busy to measure which weights are faster: the next start measures again (%s)", why
+        )
         return "as-is", why
     chosen = other if faster else "as-is"
     copy.decide(chosen, why)
-    log.info("the %s weights are %s (%s)", other, "faster" if faster else "not faster, and not taken", why)
+    log.info(
+        "measured: measured: the %s weights are %s (%s)",
+        other,
+        "faster, and are used" if faster else "not faster, and are not used",
+        why,
+    )
     return chosen, why
 
 
@@ -305,4 +312,6 @@ def _check_disk(copy: ConvertedCopy, wanted: int) -> None:
 def _check_memory(wanted: int, available: int | None) -> None:
     available = available_bytes() if available is None else available
     if wanted > available * _MAX_MEMORY_SHARE:
-        raise OSError(errno.ENOMEM, f"that takes {wanted >> 20} MiB of memory, and {available >> 20} MiB are available")
+        raise OSError(
+            errno.ENOMEM, f"converting takes {wanted >> 20} MiB of memory, and {available >> 20} MiB are available"
+        )

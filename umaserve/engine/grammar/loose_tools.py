@@ -56,4 +56,4 @@ def _is_binding(tool: Tool) -> bool:
 @lru_cache(maxsize=256)
 def _tell(name: str, how: str) -> None:
     """Log once how far a tool's calls are held to its schema: agents send their tools with each request."""
-    log.warning("calls of the tool %s are held to its schema %s: no grammar enforces the rest", name, how)
+    log.warning("tool %s: a grammar constrains its calls %s, and can't enforce the rest of its schema", name, how)

@@ -78,7 +78,7 @@ class HostMemory:
             return False
         offset, size = wanted
         if why := madvise.populate(self._address + offset, size):
-            log.debug("pages are not made ready: %s", why)
+            log.debug("memory pages are not populated in advance: %s", why)
         return True
 
 

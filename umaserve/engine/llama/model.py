@@ -319,7 +319,7 @@ class Model:
             self.parts = 0
             context = llama_cpp.llama_init_from_model(self.native, self._context_params())
         if not context and self._keeps_states:
-            log.warning("no draft tokens: there is no memory for the states before the latest one")
+            log.warning("draft tokens are off: there is no memory for the states that rolling back needs")
             self._keeps_states = False
             context = llama_cpp.llama_init_from_model(self.native, self._context_params())
         if not context:

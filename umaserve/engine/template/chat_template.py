@@ -62,7 +62,7 @@ class ChatTemplate:
         if self._template is None:
             log.warning("chat requests are refused: %s", self._problem)
         elif self._problem:
-            log.warning("tools get the chat template for all conversations: %s", self._problem)
+            log.warning("conversations with tools use the default chat template: %s", self._problem)
 
     @property
     def problem(self) -> str:

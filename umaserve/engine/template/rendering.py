@@ -77,7 +77,7 @@ class Renderer:
                 raise jinja2.TemplateSyntaxError(failure, line)
             case {"failure": str(failure)}:
                 raise jinja2.TemplateError(failure)
-        raise jinja2.TemplateError("its rendering was answered with nonsense")
+        raise jinja2.TemplateError("the process that renders it has sent an invalid answer")
 
     def close(self) -> None:
         """End the process, if it runs."""
@@ -104,7 +104,7 @@ class Renderer:
             self._end()
             raise jinja2.TemplateError(str(error)) from None
         except OSError:
-            log.debug("the rendering of chat templates has ended")
+            log.debug("the process that renders chat templates has ended")
         if answer is not None:
             return answer
         status = self._end()

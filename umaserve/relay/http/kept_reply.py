@@ -96,7 +96,7 @@ class KeptReply:
         try:
             found = events.feed(chunk)
         except ValueError as error:
-            log.info("a streamed response is not kept: %s", error)
+            log.info("a streamed response is not stored: %s", error)
             self._events = None
             return
         for data in found:

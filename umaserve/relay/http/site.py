@@ -237,14 +237,14 @@ class RelaySite:
             return self._note_refused(self._address(request, connection.peer), wrong)
         # A worker with the right secret is never blocked for others' failed attempts at its address.
         if self._pool.closing or len(self._pool.workers) >= self._config.max_workers:
-            return "the relay takes no more workers"
+            return "the relay accepts no more workers"
         return ""
 
     def _wrong_credential(self, request: Request) -> str:
         """What is wrong with a worker's credentials; empty where nothing is."""
         presented = request.header(SECRET_HEADER) or request.query.get(SECRET_PARAMETER, "")
         if not hmac.compare_digest(presented.encode(errors="replace"), self._doors.worker_secret.encode()):
-            return "its worker_secret is not this relay's" if presented else "it has no worker_secret"
+            return "its worker_secret is wrong" if presented else "it has sent no worker_secret"
         provider = request.query.get("provider", self._config.provider)
         if provider != self._config.provider:
             return f"provider: expected {shown(self._config.provider)}, got {shown(provider)}"

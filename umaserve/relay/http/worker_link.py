@@ -149,7 +149,7 @@ class WorkerLink:
             self._take(payload)
         except RequestError as error:
             fields = {"peer": self._peer, "error": str(error)}
-            log.warning("closed, since a worker's message was wrong", extra={"fields": fields})
+            log.warning("closed a worker's connection: invalid message", extra={"fields": fields})
             what = "worker protocol error" if self._worker is not None else "worker registration protocol error"
             self.close(CloseCode.PROTOCOL_ERROR, what)
         return True
@@ -173,7 +173,7 @@ class WorkerLink:
             case WorkerError():
                 about = {"worker": worker.id, "request": message.request_id, "code": message.code}
                 fields = about | {"error": message.message[:MAX_LOGGED]}
-                log.warning("a worker reports an error", extra={"fields": fields})
+                log.warning("error reported by a worker", extra={"fields": fields})
                 self._pool.replies.error(worker, message)
             case Register():
                 raise RequestError(Fault.BAD_REQUEST, "type", "expected register only once")
@@ -207,7 +207,7 @@ class WorkerLink:
     # -- heartbeats ----------------------------------------------------------------------------------------------
 
     def _not_registered(self) -> None:
-        log.info("%s: closed, since it did not register in time", self._peer)
+        log.info("%s: closed: it did not register in time", self._peer)
         self.close(CloseCode.PROTOCOL_ERROR, "worker registration protocol error")
 
     def _beat(self) -> None:

@@ -179,7 +179,7 @@ class RedisLink:
             except RequestError as error:
                 if str(error) != self._complaint:
                     self._complaint = str(error)
-                    log.warning("news in Redis that no relay has told: %s", error, extra=self._fields)
+                    log.warning("ignored an update in Redis that no relay has written: %s", error, extra=self._fields)
 
     def _now_ms(self) -> int:
         seconds, microseconds = self._redis.time()
@@ -193,16 +193,18 @@ class RedisLink:
 
     def _fail(self, thread: JobThread, problem: BaseException) -> None:
         if not self._failing:
-            advice = "until it works, each relay counts alone"
+            advice = "until it works, each relay counts for itself"
             bug = None if isinstance(problem, redis.RedisError) else problem
-            log.warning("counts can't be kept in Redis: %s: %s", problem, advice, extra=self._fields, exc_info=bug)
+            log.warning(
+                "counters can't be shared through Redis: %s: %s", problem, advice, extra=self._fields, exc_info=bug
+            )
         self._failing.add(thread)
 
     def _succeed(self, thread: JobThread) -> None:
         if thread in self._failing:
             self._failing.remove(thread)
             if not self._failing:
-                log.info("counts are kept in Redis", extra=self._fields)
+                log.info("counters are shared through Redis", extra=self._fields)
 
 
 class _Credentials(CredentialProvider):
