@@ -153,7 +153,7 @@ def test_who_speaks_otherwise_is_told_so(
     assert main([*command, "--socket", path]) == 1
     text, errors = capsys.readouterr()
     assert text == ""
-    assert errors.startswith(f"umaserve: {path}: what answers there does not speak framed JSON: ")
+    assert errors.startswith(f"umaserve: {path}: the server there does not speak framed JSON: ")
     assert len(errors.splitlines()) == 1
 
 

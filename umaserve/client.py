@@ -91,7 +91,7 @@ def _lost() -> ConnectionError:
 
 
 def _foreign() -> ConnectionError:
-    return ConnectionError("what answers there does not speak framed JSON")
+    return ConnectionError("the server there does not speak framed JSON")
 
 
 class Stream:

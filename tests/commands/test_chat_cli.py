@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_sent_is_named_and_told_why(tmp_path: Path, monkey
         ("absent", "No such file or directory: name a file that you may read"),
         ("", "Is a directory: name a file that you may read"),
         ("empty", "is empty"),
-        ("large", "has more than 1 MiB, the most that a daemon can take"),
+        ("large", "has more than 1 MiB, the most that a daemon accepts"),
     ):
         with pytest.raises(FileError) as caught:
             chat_media.item("image", str(tmp_path / name))
@@ -206,7 +206,7 @@ def test_any_white_space_parts_a_command_from_its_file(
 
 def test_a_script_that_ends_without_a_question_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.png").write_bytes(b"x")
-    with pytest.raises(ChatError, match=r"^nothing was asked about the files: "):
+    with pytest.raises(ChatError, match=r"^the files have no question: "):
         typed(monkeypatch, f"What?\n/image {tmp_path}/a.png\n", watched=False)
     assert typed(monkeypatch, f"/image {tmp_path}/a.png\n", watched=True) == ([], [])
 
@@ -244,7 +244,7 @@ def test_what_is_pasted_is_one_question(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_mistyped_command_is_no_question(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    said = "no command is named /imgae, did you mean /image?: /help lists them"
+    said = "no command is named /imgae, did you mean /image?: /help lists all commands"
     assert typed(monkeypatch, "/imgae a.png\n/etc/fstab has what?\n", watched=True)[0] == ["/etc/fstab has what?"]
     assert said in capsys.readouterr().err
     with pytest.raises(ChatError, match=said.replace("?", r"\?")):

@@ -53,9 +53,9 @@ def test_the_exit_status_says_that_something_is_wrong(tmp_path: Path, capsys: py
     model.write_bytes(b"not a model")
     assert main(["doctor", "--socket", str(tmp_path / "none" / "uma.sock"), "--model", str(model)]) == 1
     out = capsys.readouterr().out
-    assert "its folder is not there" in out
+    assert "its folder does not exist" in out
     assert "not a GGUF file" in out
-    assert out.splitlines()[-1].endswith(" lines are wrong.")
+    assert out.splitlines()[-1].endswith(" checks have found something wrong.")
 
 
 def test_a_build_without_the_processors_instructions_is_wrong() -> None:
@@ -118,7 +118,7 @@ def test_the_folder_for_computed_prompts_is_looked_at(tmp_path: Path, monkeypatc
     (tmp_path / "open").chmod(0o777)
     assert found(tmp_path / "open") == ("wrong", "others may write to it")
     monkeypatch.setattr(os, "geteuid", lambda: -1)
-    assert found(tmp_path) == ("note", "it is another user's")
+    assert found(tmp_path) == ("note", "it belongs to another user")
 
 
 def test_a_certificate_that_cannot_be_read_is_wrong(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_model_is_judged_where_nothing_tells_the_memory() -> None:
     spec = ModelSpec("small", Config(model=default_model(), n_ctx=1024))
     _, memory = of_model(spec, UNKNOWN_BYTES, wanted)
     assert memory.level == "ok"
-    assert memory.found.endswith(" MiB; what is available isn't known")
+    assert memory.found.endswith(" MiB; the available memory is unknown")
 
 
 def test_a_model_that_generates_no_text_needs_no_template(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_another_server_is_told_in_a_line(
     assert main(["models", "list", "--url", url]) == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith(f"umaserve: {url}: what answers there is ")
+    assert said.err.startswith(f"umaserve: {url}: the server there is not umaserve")
     assert said.err.count("\n") == 1
 
 

@@ -359,7 +359,7 @@ def test_the_notes_say_what_falsifies_the_numbers_and_what_is_missing() -> None:
         "Quantized KV cells (kv_type) cost a little of the answers' quality.",
     ]
     sleeping = tune_table.notes(Box({"threads = 1": START._replace(switches=164.0)}).search())
-    assert "Barriers sleep: up to 164 switches a token" in sleeping
+    assert "Barriers sleep: up to 164 context switches per token" in sleeping
 
 
 def test_the_daemon_loads_the_lines(tmp_path: Path) -> None:

@@ -587,7 +587,7 @@ def test_a_sounds_memory_counts_until_it_is_prepared(world: WyomingWorld, monkey
     [
         (
             FinishReason.LENGTH,
-            "context_exceeded: audio-chunk: its transcript reached the limit of an answer and is cut",
+            "context_exceeded: audio-chunk: its transcript reached the limit of an answer and is truncated",
         ),
         (FinishReason.CONTENT_FILTER, "content_filtered: audio-chunk: the server's content filter stopped"),
     ],

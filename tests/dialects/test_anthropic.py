@@ -477,7 +477,7 @@ def test_one_model(name: str):
 
 def test_another_model_is_not_there():
     with pytest.raises(
-        RequestError, match=r'^model: the model "gpt-9" does not exist: /v1/models lists those that do, and'
+        RequestError, match=r'^model: the model "gpt-9" does not exist: /v1/models lists the models, and'
     ):
         page("/v1/models/gpt-9")
 

@@ -427,7 +427,7 @@ def test_second_config_is_refused_and_the_first_goes_on(fields: Message) -> None
         assert refused(asked, error) == {
             "type": "error",
             "error": "invalid_request",
-            "message": "request: one is running on this connection; wait for its completion, or stop it",
+            "message": "request: another request is running on this connection; wait for its completion, or stop it",
             "partial_text": "",
             "recoverable": True,
             "recovery_action": "wait",
@@ -669,8 +669,8 @@ def test_a_modification_builds_on_one_that_is_not_acknowledged_yet() -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        (None, "parameters: expected some of"),
-        ({}, "parameters: expected some of"),
+        (None, "parameters: expected at least one of"),
+        ({}, "parameters: expected at least one of"),
         ([], "parameters: expected an object, got an array"),
         *(
             ({name: value}, f"parameters.{name}: expected to be absent, since it can't change while text is generated")
@@ -690,9 +690,9 @@ def test_modification_that_is_refused_ends_nothing(parameters: object, message: 
 @pytest.mark.parametrize(
     ("action", "says"),
     [
-        ("pause", "no more tokens until resume"),
-        ("resume", "the generation goes on"),
-        ("modify", "the new parameters hold from the next token on"),
+        ("pause", "paused: no tokens until resume"),
+        ("resume", "the generation continues"),
+        ("modify", "the new parameters apply from the next token on"),
     ],
 )
 def test_steering_is_acknowledged_or_refused(action: str, says: str) -> None:
@@ -749,7 +749,7 @@ def test_feedback_that_is_refused(fields: Message, message: str) -> None:
     assert refusal(running(), "feedback", **fields).message == message
 
 
-@pytest.mark.parametrize(("kept", "says"), [(True, "kept"), (False, "not kept: this server keeps no feedback")])
+@pytest.mark.parametrize(("kept", "says"), [(True, "kept"), (False, "not stored: this server stores no feedback")])
 def test_feedback_is_acknowledged_whenever_it_comes(kept: bool, says: str) -> None:
     for asked in (dialect(), running()):
         (message,) = sent(asked, FeedbackKept(kept))

@@ -575,7 +575,7 @@ def test_slots_tell_what_runs_without_the_clients_texts() -> None:
 def test_slots_where_none_is_idle() -> None:
     both = [running(), running("mine")]
     assert [slot.get("prompt") for slot in orjson.loads(slots(INFO, both, wants_idle=False))] == [None, "mine"]
-    with pytest.raises(RequestError, match=r"^slots: none is idle") as caught:
+    with pytest.raises(RequestError, match=r"^slots: no slot is idle") as caught:
         slots(INFO, both, wants_idle=True)
     assert ERRORS.reply(caught.value).status == 503
 
@@ -624,7 +624,7 @@ def test_pages_are_about_the_model_of_the_query() -> None:
 def test_pages_about_models_that_are_not_there_or_not_known_yet(path: str) -> None:
     with pytest.raises(ModelNotFound):
         page(path, {"model": "gpt-9"})
-    with pytest.raises(RequestError, match="a request that names it has it loaded") as caught:
+    with pytest.raises(RequestError, match="a request that names it loads it") as caught:
         page(path, {"model": "unread"})
     assert ERRORS.reply(caught.value).status == 503
     with pytest.raises(RequestError, match="at most 256 bytes"):

@@ -304,7 +304,7 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], problem: str) -> None:
         ({"suffix": "end"}, "suffix: expected to be absent: this server fills no gaps in a text"),
         (
             {"raw": True, "system": "a"},
-            "system: expected to be absent: with raw, the prompt is all that the model gets",
+            "system: expected to be absent: with raw, the model gets nothing but the prompt",
         ),
         ({"raw": True, "images": ["QUJD"]}, "images: expected to be absent: with raw"),
         ({"context": "a"}, "context: expected an array of token ids, got a string"),

@@ -976,7 +976,9 @@ def test_a_constraint_that_is_not_known_is_refused_by_name(field: str) -> None:
 
 
 def test_texts_to_embed_are_not_cut_without_a_word() -> None:
-    with pytest.raises(RequestError, match=r"^truncate_prompt_tokens: expected to be absent: a prompt is never cut"):
+    with pytest.raises(
+        RequestError, match=r"^truncate_prompt_tokens: expected to be absent: a prompt is never truncated"
+    ):
         parse_embeddings(Fields({"input": "a", "truncate_prompt_tokens": 5}), LIMITS, 8)
 
 

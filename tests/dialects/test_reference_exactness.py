@@ -55,20 +55,8 @@ DIFFERENCES: dict[str, str] = {
     "/v1/messages.*/properties/tool_choice/": "the type tool comes with a name",
 }
 """What differs, by a pattern of its place in the document, and why."""
-REWORDED = {
-    "This one. Its name may also be beside the type, as in the Responses API.": (
-        "One tool. The name may also be beside the type, as in the Responses API."
-    ),
-    "Of its details, POST /api/show tells what a worker knows.": (
-        "A model of any worker; POST /api/show tells the details that a worker knows."
-    ),
-    "As llama.cpp's server gives them: tokens, milliseconds, tokens a second. Absent where there are several choices "
-    "in one answer.": (
-        "Timings as llama.cpp's server gives them: tokens, milliseconds, tokens a second. Absent where there are "
-        "several choices in one answer."
-    ),
-}
-"""Descriptions that say the same in other words, since they are docstrings now."""
+WORDS = ("description", "summary")
+"""Compared by their presence: their words may change."""
 NEW_BOUNDS = ("maxLength", "minLength", "maximum", "minimum", "maxItems", "minItems", "pattern", "default")
 """Bounds and defaults that the parsers have always had, and that the document did not tell."""
 NULL = {"type": "null"}
@@ -78,8 +66,6 @@ def whole(value: Any, document: dict[str, Any], within: tuple[str, ...] = ()) ->
     """``value`` with its references written out, and one form for what can be said in several."""
     if isinstance(value, list):
         return [whole(item, document, within) for item in value]
-    if isinstance(value, str):
-        return REWORDED.get(value, value)
     if not isinstance(value, dict):
         return value
     if isinstance(target := value.get("$ref"), str):
@@ -90,7 +76,10 @@ def whole(value: Any, document: dict[str, Any], within: tuple[str, ...] = ()) ->
             found = found[part]
         beside = {key: item for key, item in value.items() if key != "$ref"}
         return whole({**found, **beside}, document, (*within, target))
-    made = {key: whole(item, document, within) for key, item in value.items()}
+    made = {
+        key: bool(item) if key in WORDS and isinstance(item, str) else whole(item, document, within)
+        for key, item in value.items()
+    }
     for part in made.pop("allOf", ()):
         made = joined(part, made)
     if made.get("required") in (False, []):

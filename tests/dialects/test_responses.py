@@ -790,7 +790,7 @@ def test_through_a_relay_nothing_is_kept():
     known = replace(keeping(), kept=None)
     assert respond(known, "a")["store"] is False
     for wanted in ({"previous_response_id": "resp_1"}, {"background": True}):
-        with pytest.raises(RequestError, match=r"this relay gives each request a worker anew"):
+        with pytest.raises(RequestError, match=r"this relay stores no responses"):
             ResponseBody(known).receive(body(**wanted))
 
 
@@ -812,7 +812,7 @@ def test_what_is_too_large_to_be_kept_is_not_and_says_so(caplog: pytest.LogCaptu
     large = [{"role": "user", "content": [image]}]
     with caplog.at_level(logging.WARNING):
         assert respond(known, "a", input=large)["store"] is False
-    assert "not kept" in caplog.text
+    assert "not stored" in caplog.text
     with pytest.raises(RequestError, match=r"^input: expected at most "):
         ResponseBody(known).receive(body(input=large, background=True))
 

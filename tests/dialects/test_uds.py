@@ -875,7 +875,7 @@ def test_second_request_is_refused_and_the_first_goes_on(second: bytes, id_: str
             **({} if id_ is None else {"id": id_}),
             "event": "error",
             "code": "E_PROTO_BUSY",
-            "message": "request: one is running on this connection; wait for its eos, or cancel it",
+            "message": "request: another request is running on this connection; wait for its eos, or cancel it",
         }
         assert not reply.close
         assert first.send(output) == undisturbed.send(output)

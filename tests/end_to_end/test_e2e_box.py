@@ -174,7 +174,7 @@ def test_a_request_of_somebody_else_is_seen_and_ended(browser: Browser, box: Dae
 @in_a_browser
 def test_charts_have_their_summary_in_words(browser: Browser) -> None:
     for words in (
-        ("Memory", "MiB", "left on the box", "steady"),
+        ("Memory", "MiB", "available", "steady"),
         ("Compute threads", "all that may be used", "steady"),
     ):
         browser.wait(lambda words=words: any(all(word in one.text for word in words) for one in browser.all("figure")))

@@ -115,7 +115,7 @@ def test_a_message_that_is_too_large_is_told_with_what_helps(daemon: Daemon, tmp
 def test_a_voice_is_for_what_is_spoken(daemon: Daemon) -> None:
     done = chat(daemon, "--voice", "me.wav", "hello")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--voice: expected --speak FILE beside it" in done.stderr
+    assert "--voice: expected --speak FILE too" in done.stderr
 
 
 def test_the_files_go_in_the_order_of_their_flags(daemon: Daemon, tmp_path: Path) -> None:

@@ -427,7 +427,7 @@ def test_the_model_is_described(daemon: Daemon):
         assert model["id"].startswith("SmolLM2-135M")
         assert http.ask("GET", f"/v1/models/{model['id']}").json | {"last_used": 0} == model | {"last_used": 0}
         missing = http.ask("GET", "/v1/models/gpt-4")
-        expected = 'model: the model "gpt-4" does not exist: /v1/models lists those that do'
+        expected = 'model: the model "gpt-4" does not exist: /v1/models lists the models'
         assert missing.status == 404
         assert missing.error["message"].startswith(expected)
         props = http.ask("GET", "/props").json

@@ -139,7 +139,9 @@ def test_a_transcript_that_finds_no_end_stops_where_no_speech_could_go_on(hearin
 
 
 def test_a_transcript_that_the_context_cuts_is_an_error(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="its transcript reached the limit of an answer and is cut") as cut:
+    with pytest.raises(
+        openai.BadRequestError, match="its transcript reached the limit of an answer and is truncated"
+    ) as cut:
         client.audio.transcriptions.create(model="any", file=("speech.wav", LONG), prompt=COUNTING)
     assert cut.value.code == "context_length_exceeded"
 

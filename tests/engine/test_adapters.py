@@ -159,10 +159,10 @@ def alora(writer: gguf.GGUFWriter) -> None:
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [
-        ({"kind": "model"}, "no LoRA adapter; convert"),
-        ({"adapter": lambda writer: None}, "no LoRA adapter; convert"),
-        ({"adapter": lambda writer: writer.add_uint32("adapter.type", 7)}, "no LoRA adapter; convert"),
-        ({"adapter": lambda writer: writer.add_string("adapter.type", "control")}, "no LoRA adapter; convert"),
+        ({"kind": "model"}, "not a LoRA adapter; convert"),
+        ({"adapter": lambda writer: None}, "not a LoRA adapter; convert"),
+        ({"adapter": lambda writer: writer.add_uint32("adapter.type", 7)}, "not a LoRA adapter; convert"),
+        ({"adapter": lambda writer: writer.add_string("adapter.type", "control")}, "not a LoRA adapter; convert"),
         ({"adapter": alora}, "invocation sequence"),
         ({"architecture": "qwen2"}, "made for the architecture \"qwen2\", the model's is 'llama'"),
         ({"alpha": lambda writer: writer.add_uint32("adapter.lora.alpha", 8)}, "adapter.lora.alpha is no 32-bit float"),

@@ -306,7 +306,7 @@ def test_a_projector_that_llama_cpp_does_not_know_is_refused_with_its_reason(
 
 def test_a_model_in_the_place_of_a_projector_is_refused(pairs: Callable[[str], tuple[str, str]]):
     model, _mmproj = pairs("llava")
-    with pytest.raises(ModelError, match=r"mmproj .*llava.gguf: it is no projector, since it encodes neither"):
+    with pytest.raises(ModelError, match=r"mmproj .*llava.gguf: it is not a projector, since it encodes neither"):
         EngineWorld(model, mmproj=model)
 
 

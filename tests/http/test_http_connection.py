@@ -373,7 +373,7 @@ def set_route(world: HttpWorld, method: str, endpoint: Page | TextReply) -> None
 def check_500(world: HttpWorld) -> None:
     received = world.received()
     assert received.startswith(b"HTTP/1.1 500 ")
-    assert b"request: the server failed; its log says why" in received
+    assert b"request: internal error; see the server's log" in received
     assert b"ours" not in received
     assert received.count(b"\r\nConnection: close\r\n") == 1
     assert received.endswith(b"<closed>")

@@ -175,7 +175,7 @@ def test_a_socket_file_that_cannot_be_removed_is_logged_and_ends_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(os, "unlink", refuse)
         file.remove()
-    assert "it can't be removed: Read-only file system" in caplog.text
+    assert "can't be removed: Read-only file system" in caplog.text
     file.socket.close()
     again = SocketFile(path_in(tmp_path), 0o660)
     again.socket.close()

@@ -270,7 +270,7 @@ def test_the_first_text_that_fails_ends_it_and_is_named(world: QuestionWorld, ba
     world.embed(*inputs)
     world.finish()
     assert world.error().fault is fault
-    expected = f"input[{at}]: too long" if bad == "refuse" else "request: the server failed; its log says why"
+    expected = f"input[{at}]: too long" if bad == "refuse" else "request: internal error; see the server's log"
     assert world.error().message == expected
     texts = [text.encode() for text in inputs]
     assert world.embedded == [texts, *([text] for text in texts[: at + 1])]
@@ -317,7 +317,7 @@ def test_an_answer_that_cannot_be_rendered_is_a_mistake_of_ours(
     world.finish()
     assert (world.error().fault, world.error().message) == (
         Fault.DECODE_FAILED,
-        "request: the server failed; its log says why",
+        "request: internal error; see the server's log",
     )
     (record,) = caplog.records
     assert record.levelno == logging.ERROR

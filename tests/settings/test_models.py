@@ -284,7 +284,7 @@ def test_the_settings_of_a_model_are_settings():
         ('FILE\nhttp = ""', "models.x.http: no such setting of a model"),
         ("FILE\nn_cxt = 64", "models.x.n_cxt: no such setting of a model, did you mean n_ctx?"),
         ("FILE\nn_batch = 8", "models.x: n_ubatch (512) is above n_batch (8): lower n_ubatch or raise n_batch"),
-        ('FILE\ndraft = "a"\ndraft_model = "b"', "models.x.draft_model: expected either it or another name"),
+        ('FILE\ndraft = "a"\ndraft_model = "b"', "models.x.draft_model: expected only one of its names"),
     ],
 )  # fmt: skip
 def test_a_table_that_is_refused(tmp_path: Path, lines: str, error: str):

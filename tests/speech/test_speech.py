@@ -643,7 +643,7 @@ def test_a_mistake_of_ours_in_the_filter_is_an_error_reply(tmp_path: Path, caplo
     _reading, reply = reader.ask("It rains.")
     reader.run()
     assert (reply.status, reader.speech.idle) == (500, True)
-    assert b"input: the server failed; its log says why" in reply.body
+    assert b"input: internal error; see the server's log" in reply.body
     assert "LookupError: of ours" in caplog.text
 
 

@@ -24,11 +24,12 @@ def of_daemon(path: str) -> Iterator[Finding]:
     if switches is None:
         return
     if switches < SLEEPING:
-        yield Finding("ok", "barriers", f"{switches:.0f} switches a token: the computing threads spin")
+        yield Finding("ok", "barriers", f"{switches:.0f} context switches per token: the compute threads spin")
     else:
-        found = f"barriers sleep: {switches:.0f} switches a token, which costs up to half of the speed"
+        found = f"barriers sleep: {switches:.0f} context switches per token, which costs up to half of the speed"
         advice = (
-            "stop what else computes here, or give fewer --threads; OMP_WAIT_POLICY and GOMP_SPINCOUNT make it worse"
+            "stop other programs that compute here, or lower --threads; OMP_WAIT_POLICY and GOMP_SPINCOUNT make it"
+            " worse"
         )
         yield Finding("note", "barriers", found, advice)
 

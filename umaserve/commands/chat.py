@@ -74,7 +74,7 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
     parser.add_argument("--voice", metavar="FILE", help="with --speak: a recording of the voice to speak with")
     options = parser.parse_args(arguments)
     if options.voice and not options.speak:
-        parser.error("--voice: expected --speak FILE beside it, to hear that voice")
+        parser.error("--voice: expected --speak FILE too, which gets the speech")
     conversation = Conversation(options.model, options.system)
     try:
         conversation.attached += [chat_media.item(*file) for file in options.files]
@@ -163,7 +163,7 @@ def _turn(
                     case "queued" | "queue_update":
                         status.queued(message["position"], message["queue_length"], message["estimated_wait_s"])
                     case "queue_done":
-                        status.begin("the daemon reads the question")
+                        status.begin("the daemon computes the prompt")
                     case "prefill_done":
                         status.clear()
                     case "chunk":
@@ -205,7 +205,7 @@ def _ask(url: str, key: str | None, request: Message, status: Status) -> Iterato
             raise ChatError(f"{url}: {error}: check the version of the daemon, and the key") from None
         codec.receive_data(rest)
         _send(sock, codec.send(orjson.dumps(request)), status)
-        status.begin("the daemon reads the question")
+        status.begin("the daemon computes the prompt")
         message: Message = {"type": None}
         while True:
             while (payload := codec.next_payload()) is not None:

@@ -21,14 +21,14 @@ attaches a file to the next question. /help lists all commands.
 HELP = '''\
 /image FILE, /audio FILE, /video FILE
                attach a file to the next question
-/model NAME    have this model answer from now on; without NAME: the daemon's default one
-/system TEXT   have TEXT as the system message from now on; without TEXT: none
+/model NAME    use this model from now on; without NAME: the daemon's default one
+/system TEXT   set the system message from now on; without TEXT: none
 /clear         forget the conversation so far
-/bye           end, as Ctrl-D does
+/bye           end the conversation, as Ctrl-D does
 /help          list these commands
 
 A pasted text of several lines is one question. To type one, begin and end it with """.
-A space before a / has the line sent as it is.
+To send a line that begins with /, put a space before it.
 '''
 QUOTES = '"""'
 COMMANDS = (*(f"/{kind}" for kind in chat_media.KINDS), "/model", "/system", "/clear", "/bye", "/help")
@@ -98,7 +98,7 @@ def questions(conversation: Conversation) -> Iterator[str]:
                     raise
                 print(f"umaserve: {error}", file=sys.stderr)
     if conversation.attached and not watched:
-        raise ChatError("nothing was asked about the files: end with a line that is a question")
+        raise ChatError("the files have no question: end with a line that asks one")
 
 
 def _typed(*, watched: bool) -> str:
@@ -131,7 +131,8 @@ def _obey(conversation: Conversation, command: str, argument: str) -> None:
         case _:
             hint = nearest(command, COMMANDS)
             raise ChatError(
-                f"no command is named {command}{hint}: /help lists them; to send the line, begin with a space"
+                f"no command is named {command}{hint}: /help lists all commands; to send the line as text, begin it"
+                " with a space"
             )
 
 

@@ -44,11 +44,9 @@ def _read(path: str) -> bytes:
     except ValueError:  # a NUL in the path
         raise FileError(f"{path!r}: no such file: name a file that you may read") from None
     if not data:
-        raise FileError(f"{path}: is empty: name a file with something in it")
+        raise FileError(f"{path}: is empty: name a file that has content")
     if len(data) > MAX_BYTES:
-        raise FileError(
-            f"{path}: has more than {MAX_BYTES >> 20} MiB, the most that a daemon can take: make it smaller"
-        )
+        raise FileError(f"{path}: has more than {MAX_BYTES >> 20} MiB, the most that a daemon accepts: make it smaller")
     return data
 
 

@@ -21,12 +21,12 @@ from umaserve.system.memory import available_bytes
 from umaserve.system.progress import ProgressBar
 
 DESCRIPTION = """\
-Looks at what a daemon with these flags would find on this box, and says what is wrong and what to do about it: the
-processor and what llama.cpp was built for, GPUs, huge pages, the clock, limits, the folder for computed prompts,
-sockets and ports, systemd's unit, how the threads of a daemon that runs there wait for one another (it is asked for a
-few tokens), and each model: whether its file is whole, fits into memory, and has a chat template with tools.
+Checks this machine for a daemon with these flags, and reports what is wrong and how to correct it: the processor and
+what llama.cpp was built for, GPUs, huge pages, the clock, limits, the folder for computed prompts, sockets and ports,
+systemd's unit, how the threads of a running daemon wait for one another (it generates a few tokens for this check), and
+each model: whether its file is complete, fits into memory, and has a chat template with tools.
 
-Each line is ok, a note (it works, and could be better), or wrong. The exit status is 1 where something is wrong.
+Each line is ok, a note (it works, but could be better), or wrong. The exit status is 1 if anything is wrong.
 
 examples:
   umaserve doctor
@@ -63,7 +63,7 @@ def run(arguments: Sequence[str], write: Write) -> int:
         write(orjson.dumps({"wrong": wrong, "findings": [asdict(one) for one in found]}).decode() + "\n")
     else:
         write("".join(itertools.chain(*(lines(one, _width(found)) for one in found))))
-        write("Nothing is wrong.\n" if not wrong else f"{wrong} of {len(found)} lines are wrong.\n")
+        write("Nothing is wrong.\n" if not wrong else f"{wrong} of {len(found)} checks have found something wrong.\n")
     return int(bool(wrong))
 
 

@@ -84,7 +84,7 @@ def of_build(wanted: Callable[[], bool]) -> Iterator[Finding]:
     try:
         build = checked(None, wanted)["build"]
     except (program.ProgramError, OSError) as error:
-        advice = f"it was made for another processor, or is incomplete; build it here: {_BUILD_AGAIN}"
+        advice = f"it was built for another processor, or is incomplete; rebuild it on this machine: {_BUILD_AGAIN}"
         yield Finding("wrong", "build", f"llama.cpp doesn't run here: {error}", advice)
     else:
         yield compared(build, instructions())
@@ -120,7 +120,7 @@ def beside_gpus(build: Mapping[str, Any], gpus: Sequence[str]) -> Finding:
         return Finding("wrong", "GPU", found, f"build it for GPUs: CMAKE_ARGS=-DGGML_{kind}=on {_BUILD_AGAIN}")
     if gpus:
         return Finding("ok", "GPU", ", ".join(gpus))
-    return Finding("ok", "GPU", "none: the processor computes")
+    return Finding("ok", "GPU", "none: the CPU computes")
 
 
 def of_sockets(config: Config) -> Iterator[Finding]:
@@ -158,7 +158,7 @@ def of_model(spec: ModelSpec, available: int, wanted: Callable[[], bool]) -> Ite
         yield Finding("wrong", about, f"{found} available", advice)
     else:
         known = available != UNKNOWN_BYTES
-        left = f"of {available >> 20} MiB that are available" if known else "MiB; what is available isn't known"
+        left = f"of {available >> 20} MiB that are available" if known else "MiB; the available memory is unknown"
         if total > available * needs.AMPLE_SHARE:
             advice = "lower --n-ctx or --parallel, or choose a stronger quantization"
             yield Finding("note", about, f"takes {total >> 20} {left}", advice)
@@ -182,7 +182,7 @@ def _cores() -> Finding:
     usable, there = usable_cores(), os.cpu_count() or 1
     name = processor() or "unknown"
     if usable < there:
-        advice = "unless that is wanted, raise the control group's CPU quota, or the process's affinity"
+        advice = "if this is not intended, raise the control group's CPU quota, or the process's affinity"
         return Finding("note", "processor", f"{name}: {usable} of {there} cores may be used", advice)
     return Finding("ok", "processor", f"{name}, {there} cores")
 
@@ -201,7 +201,7 @@ def _clock() -> Finding:
         found = f"{now} is before this package was installed: certificates and keys may seem not to be valid yet"
         return Finding("wrong", "clock", found, "set it: timedatectl set-ntp true")
     if clock.is_synchronized() is False:
-        return Finding("note", "clock", f"{now}, not kept right by a time server", "timedatectl set-ntp true")
+        return Finding("note", "clock", f"{now}, not synchronized with a time server", "timedatectl set-ntp true")
     return Finding("ok", "clock", now)
 
 
@@ -225,7 +225,7 @@ def _kept(folder: str, most: int) -> Finding:
     if is_made and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return Finding("wrong", about, "others may write to it", f"chmod 700 {printable(folder)}")
     if is_made and status.st_uid != os.geteuid():
-        return Finding("note", about, "it is another user's", "run this as the daemon's user, who must own it")
+        return Finding("note", about, "it belongs to another user", "run this as the daemon's user, who must own it")
     if not os.access(there, os.W_OK | os.X_OK):
         advice = "choose another with --kv-cache, or run this as the daemon's user"
         return Finding("wrong", about, f"this user may not write to {printable(there)}", advice)
@@ -253,7 +253,7 @@ def _unit(config: Config) -> Iterator[Finding]:
     quota = values.get("CPUQuotaPerSecUSec", "infinity")
     if quota != "infinity":
         found = f"CPUQuota= lets the daemon compute for {quota} of each second"
-        yield Finding("note", "unit", found, f"for the box's full speed remove it: {change}")
+        yield Finding("note", "unit", found, f"remove it for the machine's full speed: {change}")
     yield Finding("ok", "unit", f"{UNIT} is {values.get('ActiveState', 'unknown')}")
 
 
@@ -278,7 +278,7 @@ def _unix_socket(path: str) -> Finding:
         return Finding("wrong", about, error.strerror or str(error), "join its group, or run this as its user")
     if not os.path.isdir(folder):
         advice = f"mkdir {printable(folder)}, or let systemd make it (RuntimeDirectory=)"
-        return Finding("wrong", about, "its folder is not there", advice)
+        return Finding("wrong", about, "its folder does not exist", advice)
     if not os.access(folder, os.W_OK | os.X_OK):
         return Finding("wrong", about, "this user may not write there", "choose another path with --socket")
     return Finding("ok", about, "free")
@@ -324,5 +324,5 @@ def _contents(about: str, config: Config, contents: Mapping[str, Any]) -> Findin
         return Finding("note", about, f"{name}, without a chat template: ChatML is used", advice)
     if not contents["knows_tools"]:
         advice = "for reliable tool calls choose a model that was trained for them"
-        return Finding("note", about, f"{name}; its template has no tools: they are explained in words", advice)
+        return Finding("note", about, f"{name}; its template has no tools: the system message describes them", advice)
     return Finding("ok", about, f"{name}, with a chat template that has tools")

@@ -48,14 +48,14 @@ def call(url: str, key: str | None, method: str, path: str, body: dict[str, Any]
         answer = connection.getresponse()
         status, told = answer.status, orjson.loads(answer.read())
     except (http.client.HTTPException, orjson.JSONDecodeError):
-        raise CallError(f"{url}: what answers there is no umaserve") from None
+        raise CallError(f"{url}: the server there is not umaserve") from None
     except OSError as error:
         advice = "start a daemon with --http, or name its address with --url"
         raise CallError(f"{url}: {error.strerror or error}: {advice}") from None
     finally:
         connection.close()
     if not isinstance(told, dict):
-        raise CallError(f"{url}: what answers there is no umaserve")
+        raise CallError(f"{url}: the server there is not umaserve")
     if status != 200:
         raise CallError(_problem(told) + (": give one with --key" if status == 401 else ""), status)
     return told

@@ -68,14 +68,14 @@ class Repository:
         try:
             path = Path(library.hf_hub_download(self.name, file.path, revision=self.revision, local_dir=folder))
         except (library.errors.HfHubHTTPError, library.errors.HTTPError, OSError) as error:
-            advice = "run the same command again, it goes on where it was"
+            advice = "run the same command again, which resumes the download"
             raise ConfigError(f"{self.name}: {file.path}: {_one_line(error)}: {advice}") from None
         if file.sha256:
             with path.open("rb") as content:
                 found = hashlib.file_digest(content, "sha256").hexdigest()
             if found != file.sha256:
                 path.unlink()
-                raise ConfigError(f"{self.name}: {file.path}: damaged on the way: run the same command again")
+                raise ConfigError(f"{self.name}: {file.path}: damaged during the download: run the same command again")
         return path
 
 
@@ -97,12 +97,12 @@ def opened(name: str) -> Repository:
     try:
         found = library.HfApi().model_info(name, files_metadata=True)
     except library.errors.GatedRepoError:
-        advice = f"accept its terms at https://huggingface.co/{name}, and set HF_TOKEN to a token of yours"
-        raise ConfigError(f"{name}: who wants it must accept terms: {advice}") from None
+        advice = f"accept its terms at https://huggingface.co/{name}, and set HF_TOKEN to your token"
+        raise ConfigError(f"{name}: its terms have to be accepted first: {advice}") from None
     except library.errors.RepositoryNotFoundError:
-        raise ConfigError(f"{name}: no such repository; or it is private: set HF_TOKEN") from None
+        raise ConfigError(f"{name}: no such repository, or it is private: check the name, or set HF_TOKEN") from None
     except (library.errors.HfHubHTTPError, library.errors.HTTPError, OSError) as error:
-        raise ConfigError(f"{name}: the hub can't be asked: {_one_line(error)}: is this machine online?") from None
+        raise ConfigError(f"{name}: the hub can't be reached: {_one_line(error)}: is this machine online?") from None
     # What the library makes of an answer in another form than the hub's.
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{name}: the hub's answer can't be read: {_one_line(error)}") from None

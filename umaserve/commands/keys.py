@@ -47,8 +47,10 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
         dest="group",
         choices=CLASSES,
         default="interactive",
-        help="class of its requests: background waits for interactive; operator is interactive, and may see and end"
-        " what others run (default: %(default)s)",
+        help=(
+            "class of its requests: background waits for interactive; operator is interactive, and may see and end"
+            " the requests of others (default: %(default)s)"
+        ),
     )
     limit = "most %s per minute; 0: no limit (default: the daemon's --rate-%s, at a relay no limit)"
     add.add_argument("--requests-per-minute", type=float, metavar="N", help=limit % ("requests", "requests"))

@@ -17,7 +17,7 @@ DESCRIPTION = """\
 Lists the models that --model may name: those of --models-dir, and those with a table in the configuration file. The
 first one, with a star, is what "umaserve" with the same flags serves.
 
-With one of the words list, load and unload, it is about a running daemon instead ("umaserve models list --help").
+The commands list, load and unload are for the models of a running daemon instead ("umaserve models list --help").
 "umaserve models remove NAME" deletes the files of a model in the folder.
 
 examples:
@@ -74,7 +74,9 @@ def remove(arguments: Sequence[str], write: Callable[[str], None]) -> int:
         if path
     }
     if other := others.get(os.path.realpath(spec.config.model)):
-        raise ConfigError(f"{spec.name}: its file is {other}'s, too: take that one out of the configuration file first")
+        raise ConfigError(
+            f"{spec.name}: its file is also that of {other}: remove {other} from the configuration file first"
+        )
     files, projector = parts(spec.config.model), spec.config.mmproj
     if projector and os.path.realpath(projector) not in others and _is_in(projector, folder):
         files.append(projector)

@@ -58,7 +58,7 @@ def add_settings(parser: Parser, settings: Settings[C], arguments: Sequence[str]
         settings.add_arguments(parser)
     else:
         settings.add_brief_arguments(parser, first)
-    parser.add_argument("-h", "--help", HELP_ALL, action="help", help="show what matters first, or all flags")
+    parser.add_argument("-h", "--help", HELP_ALL, action="help", help="show the most important flags, or all")
 
 
 def loaded(

@@ -20,11 +20,11 @@ USUAL = "Q4_K_M"
 STAGING = ".pulling"
 """A folder in the folder of models for files that aren't whole yet; the daemon passes over it."""
 DESCRIPTION = f"""\
-Downloads a model from the Hugging Face Hub into the folder of models, with its projector if it has one. A download that
-was interrupted goes on where it was; each file is checked by its SHA-256, or it says that the hub has none.
+Downloads a model from the Hugging Face Hub into the folder of models, with its projector if it has one. An
+interrupted download resumes; each file is checked against its SHA-256, or a message says that the hub has none.
 
-A repository mostly has a model in several quantizations. Name one after a colon; {USUAL} is taken if none is named and
-it is there. --list shows all, and which of them fit into this machine's memory.
+Most repositories have a model in several quantizations. Name one after a colon; without a name, {USUAL} is used if the
+repository has it. --list shows all, and which of them fit into this machine's memory.
 
 examples:
   umaserve pull --list hf.co/bartowski/Qwen2.5-7B-Instruct-GGUF
@@ -42,8 +42,14 @@ def run(arguments: Sequence[str], write: Write) -> int:
     parser = Parser("umaserve pull", description=DESCRIPTION)
     parser.add_argument("model", metavar="hf.co/ORG/REPOSITORY[:QUANTIZATION]", help="what to download")
     parser.add_argument("--list", action="store_true", help="only list what the repository has")
-    parser.add_argument("--models-dir", metavar="PATH", help="where to (default: $UMA_MODELS_DIR, else one of yours)")
-    parser.add_argument("--anyway", action="store_true", help="also what is larger than this machine's memory")
+    parser.add_argument(
+        "--models-dir",
+        metavar="PATH",
+        help="the folder to download into (default: $UMA_MODELS_DIR, else one of this user's)",
+    )
+    parser.add_argument(
+        "--anyway", action="store_true", help="download a model even if it is larger than this machine's memory"
+    )
     options = parser.parse_args(arguments)
     name, quantization = named(options.model)
     flags = {} if options.models_dir is None else {"models_dir": options.models_dir}
@@ -109,8 +115,10 @@ def _check_size(offer: Offer, folder: Path, left: int, *, anyway: bool) -> None:
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}: name a folder of yours with --models-dir") from None
     if size >= free:
-        raise ConfigError(f"{offer.name} has {_shown(size)}, and {folder} has {_shown(free)} free: make room")
-    fits = "what memory is available isn't known"
+        raise ConfigError(
+            f"{offer.name} has {_shown(size)}, and {folder} has {_shown(free)} free: delete something there"
+        )
+    fits = "the available memory is unknown"
     if left != UNKNOWN_BYTES:
         fits = f"{_shown(left)} of memory are available"
     several = "file" if len(offer.files) == 1 else "files"
@@ -125,7 +133,7 @@ def _download(repository: Repository, offer: Offer, folder: Path) -> None:
     for file in offer.files:
         target = place / os.path.basename(file.path)
         if target.exists() and target.stat().st_size == file.size_bytes:
-            print(f"{target.name} is there already", file=sys.stderr)
+            print(f"{target.name} exists already", file=sys.stderr)
         else:
             if not file.sha256:
                 print(f"{target.name}: the hub has no SHA-256 of it, so it is not checked", file=sys.stderr)

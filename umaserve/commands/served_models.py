@@ -15,8 +15,8 @@ from umaserve.system.progress import ProgressBar
 
 COMMANDS = ("list", "load", "unload")
 DESCRIPTION = """\
-Lists, loads and unloads the models of a running daemon that serves HTTP. It loads a model by itself when somebody asks
-for it, and unloads it to make room for another; these commands do it before.
+Lists, loads and unloads the models of a running daemon that serves HTTP. It loads a model when a request names it, and
+unloads it to make room for another; these commands do so in advance.
 
 examples:
   umaserve models list
@@ -35,8 +35,8 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
     about = {
         "list": "list the models: whether each is loaded, its size, memory and other names; the first, with a star, is "
         "the default one",
-        "load": "load a model, and wait until it is loaded; idle ones make room",
-        "unload": "unload a model once what it runs has ended; it is loaded again when somebody asks for it",
+        "load": "load a model, and wait until it is loaded; idle models are unloaded where it needs their memory",
+        "unload": "unload a model once its running requests have ended; the next request that names it loads it again",
     }
     for name, text in about.items():
         command = commands.add_parser(name, help=text, description=f"{text.capitalize()}.", allow_abbrev=False)
@@ -60,7 +60,7 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
         print(f"umaserve: {error}", file=sys.stderr)
         return 1
     except (KeyError, TypeError):
-        print(f"umaserve: {options.url}: what answers there is another server, or an older umaserve", file=sys.stderr)
+        print(f"umaserve: {options.url}: the server there is not umaserve, or is an older version", file=sys.stderr)
         return 1
     return 0
 

@@ -16,19 +16,19 @@ from umaserve.system.cores import usable_cores
 
 SECONDS = 120
 DESCRIPTION = f"""\
-Measures which settings make a model fastest on this box, in two minutes at most, and prints them as lines for the
-daemon's configuration file. Meanwhile stop what else computes here, a daemon too: it would falsify the measurement.
+Measures which settings make a model fastest on this machine, in two minutes at most, and prints them as lines for the
+daemon's configuration file. First stop other programs that compute here, daemons included: they distort the results.
 
 examples:
   umaserve tune --model model.gguf
   umaserve tune --model model.gguf > umaserve.toml && umaserve --config umaserve.toml
   umaserve tune --config umaserve.toml
 
-Tried are the model's own weights against converted or not repacked ones (weights), numbers of threads (threads,
-threads_batch), flash attention (flash_attn), types of the KV cells (kv_type, kv_type_k), and tokens in one pass
-(n_ubatch). Each is measured in a process of its own, with the daemon's engine: the tokens per second of one stream, of
-as many streams as parallel says, and of prompts, and the memory. All other settings, such as n_ctx and parallel, are
-those of --config or UMA_... variables, as they would be for the daemon.
+It tries the weights as they are, converted, and not repacked (weights), numbers of threads (threads, threads_batch),
+flash attention (flash_attn), types of the KV cells (kv_type, kv_type_k), and tokens in one pass (n_ubatch). Each is
+measured in a process of its own, with the daemon's engine: the tokens per second of one stream, of as many streams as
+parallel allows, and of prompts, and the memory. All other settings, such as n_ctx and parallel, are those of --config
+or of UMA_... variables, as for the daemon.
 
 {RULE}
 

@@ -19,10 +19,10 @@ MIN_GAIN = 0.05
 MAX_LOSS = 0.25
 """Greatest loss of one speed since the start, as a fraction of it, for the sake of the others."""
 RULE = f"""\
-How the best is found: one setting is changed at a time, from the best so far. The change is kept if the
-three speeds together (their geometric mean) rise by {MIN_GAIN:.0%} or more and none is more than {MAX_LOSS:.0%}
-below that of the present settings, and this again after both are measured once more, where the faster
-of the two measurements counts."""
+Method: one setting is changed at a time, starting from the best settings so far. A change is kept if the
+geometric mean of the three speeds rises by {MIN_GAIN:.0%} or more, and none of them is more than {MAX_LOSS:.0%}
+below that of the present settings. Both are then measured a second time, and the faster of their two
+measurements must meet the same rule."""
 
 _KV_TYPES = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("f32", "f32"), ("bf16", "bf16"))
 """Types of K and V. A quantized K alone does not need flash attention."""

@@ -62,8 +62,8 @@ def notes(found: Found) -> str:
     sleeping = max(speeds.switches for speeds in measured)
     if sleeping >= SLEEPING:
         lines.append(
-            f"Barriers sleep: up to {sleeping:.0f} switches a token, which costs up to half of the speed. Stop what "
-            "else computes here; more threads than cores have the same effect."
+            f"Barriers sleep: up to {sleeping:.0f} context switches per token, which costs up to half of the speed."
+            " Stop other programs that compute here; more threads than cores have the same effect."
         )
     best = found.rows[found.best]
     if any(str(best.change.get(key, "")).startswith("q") for key in ("kv_type", "kv_type_k")):

@@ -103,7 +103,7 @@ class ModelNotFound(RequestError):
     """The daemon has no model with the name ``model``."""
 
     def __init__(self, model: str) -> None:
-        known = "/v1/models lists those that do, and the operator can make this name an alias of one"
+        known = "/v1/models lists the models, and the operator can add this name as an alias of one"
         problem = f'the model "{model[:64]}" does not exist: {known}'
         super().__init__(Fault.MODEL_NOT_FOUND, "model", problem)
         self.model = model

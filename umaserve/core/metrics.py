@@ -141,7 +141,7 @@ class ServingMetrics:
             buckets=_TICK_BUCKETS,
         )
         self._queue_s = self._histogram(
-            "queue", "Time from a request's arrival until its prompt gets a slot.", _REQUEST_BUCKETS
+            "queue", "Time from a request's arrival until it gets a slot.", _REQUEST_BUCKETS
         )
         self._ttft_s = self._histogram(
             "time_to_first_token", "Time from a request's arrival to its first token.", _FIRST_TOKEN_BUCKETS

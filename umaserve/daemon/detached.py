@@ -140,7 +140,7 @@ class Detached:
             raise RequestError(
                 Fault.NOT_FOUND,
                 "request_id",
-                "expected the id of a generation whose connection was lost lately and that is still kept",
+                "expected the id of a generation that is still kept after its connection was lost",
             )
         missed = lost.dialect.replay(position)
         self._forget(request_id)

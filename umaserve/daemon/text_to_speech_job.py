@@ -101,7 +101,7 @@ class TextToSpeechJob:
             self._spoken.take(result)
         else:
             log.error("%s: the content filter failed", self._caller.peer, exc_info=result)
-            self._spoken.take(RequestError(Fault.DECODE_FAILED, self._field, "the server failed; its log says why"))
+            self._spoken.take(RequestError(Fault.DECODE_FAILED, self._field, "internal error; see the server's log"))
 
     def _released(self, filtered: tuple[str, bool], *, last: bool = False) -> None:
         text, matched = filtered

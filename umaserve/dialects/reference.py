@@ -16,20 +16,22 @@ from umaserve.wire.schema_components import Components
 Described = Kind[Any] | type[Declared]
 
 _REFUSED = (
-    "The request was refused: 400 for what is in it, 401 without a good key, 403 for a Host or an Origin that is not "
-    "allowed{forbidden}, 404 and 405 for its path and method, 408 where it came too slowly{conflict}, 413, 414 and 431 "
-    "where it is too large, 415 where it is no JSON{form}, 429 where there were too many."
+    "The request was refused: 400 for what is in it, 401 without a valid key, 403 for a Host or an Origin that is not "
+    "allowed{forbidden}, 404 and 405 for its path and method, 408 where it arrived too slowly{conflict}, 413, 414 and"
+    " 431 "
+    "where it is too large, 415 where it is no JSON{form}, 429 where there were too many requests."
 )
 _FAILED = (
-    "500 for a fault of the server{unable}, 503 while the model loads, memory or places are short or the server ends, "
+    "500 for a fault of the server{unable}, 503 while the model loads, memory or slots are short or the server is"
+    " shutting down, "
     "504 where --request-timeout was reached."
 )
 _RETRY_AFTER: Schema = {
-    "description": "Seconds until another try may succeed, where the server can tell.",
+    "description": "Seconds until another attempt may succeed, where the server knows.",
     "schema": {"type": "integer", "minimum": 1},
 }
 _CHALLENGE: Schema = {"description": "With 401.", "schema": {"const": "Bearer"}}
-_ALLOW: Schema = {"description": "With 405: the methods.", "schema": {"type": "string"}}
+_ALLOW: Schema = {"description": "With 405: the methods that the path allows.", "schema": {"type": "string"}}
 MAX_TOKENS: Schema = {
     "description": "The server's --max-tokens, where the operator set it.",
     "schema": {"type": "integer", "minimum": 1},

@@ -79,8 +79,8 @@ ABOUT_MODEL = (
     "default model."
 )
 ABOUT_STRICT = (
-    "true: a schema with a keyword that no grammar can enforce is refused by its path. Otherwise such keywords are "
-    "left out, which the server's log tells once."
+    "true: a schema with a keyword that no grammar can enforce is refused by its path. Otherwise such keywords are"
+    " left out, with one line in the server's log."
 )
 
 
@@ -169,7 +169,7 @@ class Sampling(Declared):
     temperature = optional(number(0, 10), "0: always the likeliest token.", default=DEFAULTS.temperature)
     top_p = optional(
         number(0, 1, above_low=True),
-        "Choose among the likeliest tokens that have this probability together.",
+        "Choose among the likeliest tokens whose probabilities add up to this.",
         default=DEFAULTS.top_p,
     )
     top_k = optional(
@@ -180,14 +180,16 @@ class Sampling(Declared):
     )
     repeat_penalty = optional(
         number(0, 10, above_low=True),
-        "Divides the weight of tokens that were said lately; 1: off.",
+        "Makes recent tokens less likely by this factor; 1: off.",
         default=DEFAULTS.repeat_penalty,
     )
     presence_penalty = optional(
-        number(-2, 2), "Taken off the weight of each token that was said lately.", default=DEFAULTS.presence_penalty
+        number(-2, 2), "Subtracted from the logit of each recent token.", default=DEFAULTS.presence_penalty
     )
     frequency_penalty = optional(
-        number(-2, 2), "As presence_penalty, times how often the token was said.", default=DEFAULTS.frequency_penalty
+        number(-2, 2),
+        "Subtracted from the logit of each recent token, once for each occurrence.",
+        default=DEFAULTS.frequency_penalty,
     )
     penalty_window = optional(
         _TOKENS,
@@ -276,16 +278,16 @@ class Sampling(Declared):
         "Texts that must not come, with or without a space before them, in the tokens by which the model writes them.",
         default=[],
     )
-    seed = optional(whole(0, MAX_SEED), "The same seed and request give the same text; any by default.")
+    seed = optional(whole(0, MAX_SEED), "The same seed and request give the same text; random by default.")
     logit_bias = optional(
         _BIASES,
-        "Token ids, and what is added to their weight: -100 bans, 100 forces.",
+        "Token ids, and the bias added to their logits: -100 bans a token, 100 forces it.",
     )
     stop = optional(strings(MAX_STOPS, MAX_STOP_BYTES), "The text ends before the first of these.")
     grammar = optional(
         GBNF,
-        "A grammar that the text has to follow, in the syntax that grammar_syntax names. Of this "
-        "field and the six below that bind the text, and response_format, at most one may be given.",
+        "A grammar that the text has to follow, in the syntax that grammar_syntax names. Of this field and the six"
+        " below that constrain the text, and response_format, at most one may be given.",
     )
     grammar_syntax = optional(
         choice("gbnf", "lark"),
@@ -304,13 +306,13 @@ class Sampling(Declared):
     guided_choice = optional(CHOICES, "Texts of which the answer has to be one.")
     guided_grammar = optional(GBNF, "As grammar.")
     structured_outputs = optional(STRUCTURED, "One of these, as the fields of the same names; json_object: any object.")
-    ignore_eos = optional(boolean(), "Go on where the model would end.", default=DEFAULTS.ignore_eos)
+    ignore_eos = optional(boolean(), "Continue where the model would end.", default=DEFAULTS.ignore_eos)
 
 
 class Computation(Declared):
     """What the prompt and the answer are computed with."""
 
-    cache_prompt = switch(True, "Begin with what was computed for another request, and leave this one's for others.")
+    cache_prompt = switch(True, "Reuse the cached prefixes of other requests, and cache this one's.")
     lora = optional(
         _ADAPTERS,
         "The server's LoRA adapters to use, by name, each with its scale; {}: none. By default all, at 1.",
@@ -320,8 +322,8 @@ class Computation(Declared):
 class Thoughts(Declared):
     reasoning_budget = optional(
         _TOKENS,
-        "After how many tokens a thought is closed by force: -1 never, 0 at once. Default: the server's "
-        "--reasoning-budget.",
+        "The number of tokens after which thoughts are closed by force: -1 never, 0 at once. Default: the server's"
+        " --reasoning-budget.",
     )
     thinking_budget_tokens = optional(_TOKENS, "Another name of reasoning_budget.")
     stop_in_reasoning = switch(False, "Whether stop strings also end the answer inside thoughts.")
@@ -352,19 +354,21 @@ def _kwargs(given: Any, path: str) -> _Kwargs:
 class TemplateKwargs(Declared):
     chat_template_kwargs = optional(
         Kind({"$ref": _Kwargs}, _kwargs),
-        "Variables of the model's chat template. enable_thinking: whether a model that can think does so, by default "
-        "yes; preserve_reasoning: whether thoughts of earlier turns stay in the prompt, by default yes.",
+        "Variables of the model's chat template. enable_thinking: whether a model that can think does so, true by"
+        " default; preserve_reasoning: whether thoughts of earlier turns stay in the prompt, true by default.",
     )
-    enable_thinking = optional(boolean(), "The same as enable_thinking in chat_template_kwargs, which comes first.")
+    enable_thinking = optional(
+        boolean(), "The same as enable_thinking in chat_template_kwargs, which takes precedence."
+    )
 
 
 class _Slo(Declared):
-    target_ttft_ms = optional(number(0, MAX_SLO_MS, above_low=True), "To the first token.")
+    target_ttft_ms = optional(number(0, MAX_SLO_MS, above_low=True), "Time to first token.")
     target_tbt_ms = optional(number(0, MAX_SLO_MS, above_low=True), "Between tokens.")
 
 
 class Targets(Declared):
-    priority = optional(_PRIORITY, "Background work waits for interactive work.", default="interactive")
+    priority = optional(_PRIORITY, "Background requests wait for interactive ones.", default="interactive")
     slo = optional(_Slo, "Latencies to aim for, in milliseconds.")
 
 
@@ -383,21 +387,21 @@ class AudioItem(Declared):
     data = required(
         Base64, "The file in base64, or where there is a sample_rate, mono samples: 32-bit floats, little-endian."
     )
-    sample_rate = optional(whole(MIN_SAMPLE_RATE, MAX_SAMPLE_RATE), "Of samples; absent for a file.")
+    sample_rate = optional(whole(MIN_SAMPLE_RATE, MAX_SAMPLE_RATE), "Samples per second; absent for a file.")
 
 
 class VideoItem(Declared):
     type = required(const("video"))
     data = required(Base64, "The file in base64, with its sound.")
     stack_frames = optional(
-        whole(1, 16), "Pictures of each second; those after the first are tiled into one.", default=1
+        whole(1, 16), "Pictures per second; all but the first of each second are tiled into one.", default=1
     )
 
 
 def content_with(sound: type[Declared], about: str = "") -> Kind[Any]:
     """Content of a message: a text, or an array of texts and media. ``sound``: its form of recordings; ``about``: what
     is said of the array besides."""
-    order = "Texts that follow each other are lines; images, recordings and films stand where they are among them."
+    order = "Consecutive texts are joined as lines; images, recordings and films keep their places among them."
     items = one_of(TextItem, ImageItem, sound, VideoItem)
     return one_of(string(), array(items, 1, MAX_ITEMS, description=order + about))
 
@@ -410,7 +414,7 @@ FinishReason = named(
 
 
 class _Error(Declared):
-    message = required(string(), "Names the field, what came and what was expected.")
+    message = required(string(), "Names the field, what was expected and what was found.")
     type = required(choice("invalid_request_error", "rate_limit_error", "server_error"))
     param = nullable(string(), "The field.")
     code = nullable(string(), "Such as context_length_exceeded, invalid_api_key or rate_limit_exceeded.")

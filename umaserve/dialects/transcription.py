@@ -67,7 +67,7 @@ def check_end(end: Finished, field: str) -> None:
         raise RequestError(
             Fault.CONTEXT_EXCEEDED,
             field,
-            f"its transcript reached the limit of an answer and is cut: {took}: {advice}",
+            f"its transcript reached the limit of an answer and is truncated: {took}: {advice}",
         )
     if end.reason is FinishReason.CONTENT_FILTER:
         raise RequestError(Fault.CONTENT_FILTERED, field, "the server's content filter stopped its transcript")

@@ -294,7 +294,7 @@ class HttpConnection:
             return
         if self.pending is not None:
             self.pending.abandon()
-        self._fail(Refusal(500, "request: the server failed; its log says why", [("Connection", "close")]))
+        self._fail(Refusal(500, "request: internal error; see the server's log", [("Connection", "close")]))
 
     def _common(self) -> Headers:
         last = [("Connection", "close")] if self._leaving else []

@@ -61,7 +61,7 @@ def opened(file: BinaryIO, expected: str) -> Iterator[InputContainer]:
 
 
 def _refuse(*_: object) -> NoReturn:
-    raise PermissionError("a client's file names another one")
+    raise PermissionError("a client's file refers to another file")
 
 
 def prepare(stream: AudioStream | VideoStream) -> None:

@@ -120,7 +120,7 @@ class Preparing:
         else:
             log.error("request %s: preparing it failed", session.request.id, exc_info=result)
             self._sessions.fail(
-                session, RequestError(Fault.DECODE_FAILED, "request", "the server failed; its log says why")
+                session, RequestError(Fault.DECODE_FAILED, "request", "internal error; see the server's log")
             )
 
     def _order(self, session: Session) -> tuple[bool, int, int]:

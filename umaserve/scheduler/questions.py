@@ -272,4 +272,4 @@ def _seen(result: bytes | BaseException) -> bytes | RequestError:
     if isinstance(result, bytes | RequestError):
         return result
     log.error("a query to the engine failed", exc_info=result)
-    return RequestError(Fault.DECODE_FAILED, "request", "the server failed; its log says why")
+    return RequestError(Fault.DECODE_FAILED, "request", "internal error; see the server's log")

@@ -40,7 +40,7 @@ class Changes:
                 # It may be changed in part.
                 log.exception("request %s: modifying it failed", session.request.id)
                 self._sessions.fail(
-                    session, RequestError(Fault.DECODE_FAILED, "request", "the server failed; its log says why")
+                    session, RequestError(Fault.DECODE_FAILED, "request", "internal error; see the server's log")
                 )
 
     def _apply(self, session: Session, commands: list[Steering]) -> None:

@@ -187,7 +187,7 @@ def _table(config: Config, name: str, given: object, place: str) -> ModelSpec:
             raise ConfigError(f"{place}.{printable(key)}: no such setting of a model{nearest(key, _KINDS)}")
         known = OTHER_NAMES.get(key, key)
         if known in table:
-            raise ConfigError(f"{place}.{key}: expected either it or another name for the same, got both")
+            raise ConfigError(f"{place}.{key}: expected only one of its names, got both")
         table[known] = checked(_KINDS[key], value, f"{place}.{key}")
     if "path" not in table:
         raise ConfigError(f"{place}.path: expected the path of a GGUF file, got none")

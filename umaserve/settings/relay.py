@@ -55,7 +55,7 @@ class RelayConfig:
         0.0,
         real("seconds", 0, 3600),
         "serving",
-        "after SIGTERM, serve as before for this long, but for /health/ready, so that load balancers see it first",
+        "after SIGTERM, serve as before for this long, with 503 at /health/ready, so that load balancers notice",
     )
     drain_timeout: float = setting(
         30.0, real("seconds", 0, 3600), "serving", "after SIGTERM, let running requests finish for this long"
@@ -76,8 +76,8 @@ class RelayConfig:
         "",
         url("redis", "rediss", or_empty=True),
         "workers",
-        "Redis or Valkey, where all relays of this provider tell each other their load and their keys' usage; its path "
-        "is the database's number, such as redis://10.0.0.5:6379/0; empty: this relay counts alone",
+        "Redis or Valkey, where all relays of this provider share their load and their keys' usage; its path "
+        "is the database's number, such as redis://10.0.0.5:6379/0; empty: this relay counts for itself",
     )
     redis_user: str = setting("", word(or_empty=True), "workers", "user of Redis; empty: its default one")
     redis_password_file: str = setting(
@@ -115,8 +115,8 @@ class RelayConfig:
         "prefix",
         choice("prefix", "load"),
         "requests",
-        "worker of a conversation's next request; prefix: the last one's, unless that is busier than others; load: the "
-        "one with the lowest load",
+        "worker of a conversation's next request; prefix: that of its last request, unless it is busier than others;"
+        " load: the one with the lowest load",
     )
     max_body_bytes: int = setting(
         32 * MIB, size(KIB, GIB), "requests", "largest HTTP body or WebSocket message from a client"

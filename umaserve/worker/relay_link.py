@@ -170,7 +170,7 @@ class RelayLink:
         if connection.close_code == CloseCode.POLICY_VIOLATION:
             if "authentication" in connection.reason:
                 return "check that worker_secret and provider are the relay's"
-            return "ask those who run the relay"
+            return "ask the relay's operator"
         if connection.status is not None:
             return f"check that the URL is a relay's, which answers {self._url.prefix}{CONNECT_PATH}"
         if self._url.secure:

@@ -67,4 +67,4 @@ class _Nobody:
 
     def abort(self) -> None:
         """Fail the response, after a bug of ours."""
-        self._fail(0, RequestError(Fault.DECODE_FAILED, "request", "the server failed; its log says why"))
+        self._fail(0, RequestError(Fault.DECODE_FAILED, "request", "internal error; see the server's log"))

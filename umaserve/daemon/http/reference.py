@@ -22,9 +22,9 @@ FRAME = Frame(
     "umaserve",
     "GGUF models over HTTP/1.1: the APIs of OpenAI, Anthropic, Ollama and llama.cpp's server, and streams over REST "
     "and WebSocket that can be changed while they run.\n\n"
-    "Bodies are JSON in UTF-8 with `Content-Type: application/json`, unless a path wants a form. GET paths answer HEAD "
-    "too, and all answer OPTIONS. In a request, null stands for an absent field. A client that disconnects cancels "
-    "what it asked for. A slash at the end of a path makes no difference.",
+    "Bodies are JSON in UTF-8 with `Content-Type: application/json`, unless a path takes a form. GET paths answer HEAD "
+    "too, and all answer OPTIONS. In a request, null means the same as an absent field. When a client disconnects,"
+    " its request is cancelled. A slash at the end of a path has no effect.",
     keys={
         "key": {
             "type": "http",
@@ -34,9 +34,11 @@ FRAME = Frame(
     },
     headers={
         "CacheMiss": {
-            "description": "Where the prompt is nearly the same as one whose computed tokens are kept, for example but "
-            "for a date: the first token that differs, counted from 1, and the text there, as JSON strings in ASCII. A "
-            "stream whose head was sent before its prompt could start has none.",
+            "description": (
+                "If the prompt differs little from a cached one, for example only in a date: the first token that"
+                " differs, counted from 1, and the text there, as JSON strings in ASCII. Absent from a stream whose"
+                " head was sent before its prompt could start."
+            ),
             "schema": {"type": "string", "maxLength": 200},
             "example": 'token 412 of 530: "\\nToday is 2026-11-2" then "3. Answer in" where it was "2. Answer in"',
         }
@@ -56,48 +58,52 @@ REFERENCE = Reference(
         ("GET", "/"): Operation(
             "root",
             (
-                "A page for browsers, which accept text/html; the list of all paths for other clients; for "
-                "Ollama's, by their User-Agent, that a server runs"
+                "Get the page for browsers (which accept text/html), the list of all paths for other clients, or for"
+                " Ollama's clients (by User-Agent) that a server runs"
             ),
             security=(),
             replies={
                 "200": Reply("OK", json=RootReply, content={"text/html": string(), "text/plain": string()}),
-                "304": Reply("The page is still the one that If-None-Match names"),
+                "304": Reply("The page has not changed since the one in If-None-Match"),
             },
         ),
         ("GET", "/api/box"): Operation(
             "box",
-            "For operators: what the daemon does, at once and then every second",
+            "For operators: stream the daemon's status, at once and then every second",
             replies={
-                "200": Reply("OK", events=(Box, "Events until the client leaves; one that reads slowly gets fewer"))
+                "200": Reply(
+                    "OK", events=(Box, "Events until the client disconnects; a client that reads slowly gets fewer")
+                )
             },
         ),
         ("POST", "/api/box/end"): Operation(
             "endRequest",
-            "For operators: end a request; its client gets an error",
+            "For operators: cancel a request; its client gets an error",
             body=Body(EndRequestBody, {"end": {"session": 1}}),
             replies={
-                "200": Reply("It has ended", json=value(type="object", additionalProperties=False, properties={}))
+                "200": Reply(
+                    "The request has ended", json=value(type="object", additionalProperties=False, properties={})
+                )
             },
         ),
         ("GET", "/api/default_ref_audio"): Operation(
             "defaultRefAudio",
-            "The recording whose voice is the daemon's own, for requests that clone one",
+            "Get the default voice for requests that clone one, as a recording",
             tag="umaserve",
             replies={"200": Reply("OK", json=DefaultRefAudioReply)},
         ),
         ("GET", "/api/settings"): Operation(
-            "settings", "For operators: the daemon's settings", replies={"200": Reply("OK", json=SettingsReply)}
+            "settings", "For operators: get the daemon's settings", replies={"200": Reply("OK", json=SettingsReply)}
         ),
         ("GET", "/health"): Operation(
             "health",
-            "Whether the model is loaded, and all threads advance",
+            "Check that the model is loaded, and all threads advance",
             security=(),
             replies=_HEALTH,
         ),
         ("GET", "/health/live"): Operation(
             "live",
-            "Whether only a restart would help",
+            "Check that no restart is needed (liveness)",
             security=(),
             replies={
                 "200": Reply("OK", json=Health),
@@ -107,16 +113,16 @@ REFERENCE = Reference(
         ("GET", "/health/ready"): Operation(
             "ready",
             (
-                "Whether new requests had better come here: the default model is loaded, ticks advance, and "
-                "the daemon is not to end"
+                "Check that new requests can be served (readiness): the default model is loaded, ticks advance, and"
+                " the daemon is not shutting down"
             ),
             security=(),
             replies={
                 "200": Reply("OK", json=Health),
                 "503": Reply(
                     (
-                        "The model is being loaded, also after its engine has ended; a tick or a thread does not "
-                        "advance; or the daemon is to end."
+                        "The model is being loaded, also again after its engine has ended; a tick or a thread does"
+                        " not advance; or the daemon is shutting down."
                     ),
                     json=any_of(Loading, Wedged, Stuck, Draining),
                 ),
@@ -124,7 +130,7 @@ REFERENCE = Reference(
         ),
         ("GET", "/metrics"): Operation(
             "metrics",
-            "Counters, gauges and histograms",
+            "Get counters, gauges and histograms",
             replies={"200": Reply("OK", content={"text/plain": string(description="Prometheus' text format.")})},
         ),
         ("GET", "/openapi.json"): Operation(
@@ -132,16 +138,16 @@ REFERENCE = Reference(
         ),
         ("GET", "/docs"): Operation(
             "docs",
-            "This document for people, in a page of its own; none with --no-page",
+            "Get this document as a page; not with --no-page",
             security=(),
             replies={
                 "200": Reply("OK", content={"text/html": string()}),
-                "304": Reply("The page is still the one that If-None-Match names"),
+                "304": Reply("The page has not changed since the one in If-None-Match"),
             },
         ),
         ("GET", "/page/{file}"): Operation(
             "pageFile",
-            "The files that the page for browsers is made of; none with --no-page",
+            "Get a file of the page for browsers; not with --no-page",
             security=(),
             parameters=(Parameter("file", "path", string()),),
             replies={
@@ -155,12 +161,12 @@ REFERENCE = Reference(
                     },
                     headers={"ETag": {"schema": {"type": "string"}}},
                 ),
-                "304": Reply("The file is still the one that If-None-Match names"),
+                "304": Reply("The file has not changed since the one in If-None-Match"),
             },
         ),
         ("GET", "/v1/health"): Operation(
             "healthV1",
-            "Whether the model is loaded, and all threads advance",
+            "Check that the model is loaded, and all threads advance",
             security=(),
             replies=_HEALTH,
         ),

@@ -58,7 +58,7 @@ class ResumableConnection(WebSocketConnection):
             self._tell_restart()
 
     def _tell_restart(self) -> None:
-        self._close(CloseCode.SERVICE_RESTART, "the server restarts: resume the generation then")
+        self._close(CloseCode.SERVICE_RESTART, "the server restarts: resume the generation afterwards")
 
     def _reattach(self, command: Reattach) -> None:
         if self._services.detached.leaving:

@@ -28,7 +28,8 @@ class _Request(Declared, closed=True):
     class_ = required(choice("interactive", "background"))
     state = required(
         choice("waiting", "prompt", "writing", "held"),
-        "waiting: it has no slot. prompt: its prompt is being computed. held: it has a slot and gets no tokens for now",
+        "waiting: it has no slot. prompt: its prompt is being computed. held: it has a slot and gets no tokens at the"
+        " moment",
     )
     why = nullable(
         choice(
@@ -46,54 +47,51 @@ class _Request(Declared, closed=True):
             "cells",
             "turn",
         ),
-        "What it waits for. model: its model is not loaded. other_model: its model makes way for "
-        "another one, or is unloaded. pause: its client has paused it. reader: its client has a lot "
-        "still to read. detached: its client has lost its connection. trial: a request that may have "
-        "crashed the engine runs alone. preparing, media: its prompt, or its media, are being "
-        "prepared, or others' are before it. prefix: another request computes what its prompt begins "
-        "with. disk: that is read from disk. slots, cells: for a free one of these. turn: others are "
-        "before it.",
+        "Why the request waits. model: its model is not loaded. other_model: its model is being unloaded, for another"
+        " one or by an operator. pause: its client has paused it. reader: its client has too much unread output."
+        " detached: its client has lost its connection. trial: a request that may have crashed the engine runs alone."
+        " preparing, media: its prompt or its media are being prepared, or are queued for that. prefix: another"
+        " request is computing a prefix of its prompt. disk: a prefix of its prompt is being read from disk. slots,"
+        " cells: no slot or too few KV cells are free. turn: other requests are before it.",
     )
-    age_s = required(number(), "Since it arrived")
+    age_s = required(number(), "Seconds since the request arrived")
     prompt_tokens = required(whole(), "0 until its prompt is prepared")
-    prompt_tokens_done = required(whole(), "Those that are computed, or were cached")
+    prompt_tokens_done = required(whole(), "Tokens of the prompt that are computed or were cached")
     tokens = required(whole(), "Generated so far")
-    tokens_per_s = required(number(), "Since the event before, or on average where it is new")
-    gap_ms = nullable(number(), "The time between its two latest tokens, as they were sent")
-    target_gap_ms = required(number(), "Its target for that")
-    kv_cells = required(whole(), "That hold its tokens")
+    tokens_per_s = required(number(), "Tokens per second since the previous event, or on average for a new request")
+    gap_ms = nullable(number(), "Time between the request's latest two tokens, as sent")
+    target_gap_ms = required(number(), "The request's target for the time between tokens")
+    kv_cells = required(whole(), "KV cells that hold the request's tokens")
 
 
 class _Model(Declared, closed=True):
     name_ = required(string())
     default = required(boolean())
     state = required(choice("unloaded", "loading", "loaded", "unloading", "failed"))
-    progress = required(number(), "How much of it is loaded, from 0 to 1")
-    needed_bytes = required(whole(), "The memory that it takes or would take")
+    progress = required(number(), "How much of the model is loaded, from 0 to 1")
+    needed_bytes = required(whole(), "The memory that the model takes, or would take")
     last_used_at = nullable(whole(), "Seconds since 1970; null: not since the start")
 
 
 class _Figures(Declared, closed=True):
-    tokens_per_s = nullable(number(), "Of all requests, since the event before; null in the first")
-    gap_ms_p95 = nullable(
-        number(), "95th percentile of the times between tokens, of the latest 1,024; null where none came"
-    )
-    target_gap_ms = required(number(), "Of requests that name none")
-    available_bytes = required(whole(), "Memory that is left on the box")
+    tokens_per_s = nullable(number(), "Tokens per second of all requests since the previous event; null in the first")
+    gap_ms_p95 = nullable(number(), "95th percentile of the latest 1,024 times between tokens; null if there were none")
+    target_gap_ms = required(number(), "The model of requests that name none")
+    available_bytes = required(whole(), "Memory that is available on this machine")
     waiting = required(whole(), "Requests without a slot")
     running = required(whole(), "Requests with a slot")
     kv_cells_used = required(whole())
-    kv_cells_cached = required(whole(), "That hold cached prefixes")
+    kv_cells_cached = required(whole(), "KV cells that hold cached prefixes")
     kv_cells_total = required(whole())
-    memory_bytes = required(whole(), "Of the daemon and its engines")
+    memory_bytes = required(whole(), "Resident memory of the daemon and its engines")
     threads = required(whole(), "Compute threads in use")
-    threads_reason = required(string(), "Why not more; empty while no model is loaded")
+    threads_reason = required(string(), "Why there are not more threads; empty while no model is loaded")
     crashes = required(whole(), "Engine processes that ended by themselves")
 
 
 class Box(Declared, closed=True):
     at = required(number(), "Seconds since 1970")
-    requests = required(array(_Request, high=100), "Those with a slot first, then the oldest")
+    requests = required(array(_Request, high=100), "Requests with a slot first, then the oldest")
     not_listed = required(whole(), "Further requests")
     models = required(array(_Model))
     figures = required(_Figures)
@@ -102,7 +100,9 @@ class Box(Declared, closed=True):
 class Health(Declared):
     status = required(const("ok"))
     chat_problem = omittable(
-        string(), "Why the model's chats are refused, or those with tools served worse; absent where they aren't."
+        string(),
+        "The problem with the model's chat template: why chats are refused, or chats with tools use the default"
+        " template; absent if there is none.",
     )
 
 
@@ -119,7 +119,7 @@ class Loading(Declared):
 class Stuck(Declared):
     status = required(const("stuck"))
     error = required(_Error)
-    threads = required(mapping(number()), "For how many seconds each has not advanced.")
+    threads = required(mapping(number()), "Threads that do not advance, each with the seconds since it last did.")
 
 
 class Wedged(Declared):
@@ -151,7 +151,7 @@ class DefaultRefAudioReply(Declared, closed=True):
 class _Setting(Declared, closed=True):
     name_ = required(string(), "As in the configuration file")
     value = required(string(), "As in the configuration file; secrets are not shown")
-    default = required(string(), "The value where nobody sets it")
+    default = required(string(), "The default value")
     about = required(string())
 
 

@@ -36,8 +36,8 @@ from umaserve.wire.http_head import TRACE_HEADER, Headers, Refusal, Request
 from umaserve.wire.websocket import WebSocketCodec
 
 _FOR_OPERATORS = (
-    "request: only for operators: from the daemon's own machine where it has no API keys, else with a key of the class"
-    " operator, which umaserve keys add --class operator makes"
+    "request: only for operators: without API keys, clients on the daemon's own machine; with API keys, a key of the"
+    " class operator (umaserve keys add --class operator)"
 )
 
 

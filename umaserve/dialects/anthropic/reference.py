@@ -53,18 +53,19 @@ _EXAMPLES = {
 
 REFERENCE = Reference(
     "Anthropic",
-    "As its Messages API has them.",
+    "Anthropic's Messages API.",
     ERRORS,
     {
         ("POST", "/v1/messages"): Operation(
             "messages",
-            "The next message of a conversation",
-            "Fields that are not listed, such as cache_control, are ignored. Images are for models that take them "
-            "(--mmproj), and come as base64; a body may have as many bytes as --max-chat-bytes says. A prompt that is "
-            "too long for the context is refused in the words that agents look for. A stream in which nothing else "
-            "comes has a ping every 15 seconds.\n\nAt all paths that make text, the headers x-umaserve-priority "
-            "(interactive or background), x-umaserve-slo-ttft-ms and x-umaserve-slo-tbt-ms stand for priority and slo "
-            "in the body.",
+            "Create the next message of a conversation",
+            "Fields that are not listed, such as cache_control, are ignored. Images are for models that take them"
+            " (--mmproj), and are sent as base64; a body may have up to --max-chat-bytes bytes. A prompt that is too"
+            " long for the context is refused with Anthropic's own error message, which agents recognize. A stream"
+            " without other events has a ping every 15 seconds.\n\nOn all paths that generate text, the headers"
+            " x-umaserve-priority "
+            "(interactive or background), x-umaserve-slo-ttft-ms and x-umaserve-slo-tbt-ms replace priority and slo"
+            " in the body.",
             body=Body(MessageRequest, _EXAMPLES),
             replies={
                 "200": Reply(
@@ -72,8 +73,8 @@ REFERENCE = Reference(
                     json=AnthropicMessage,
                     events=(
                         AnthropicEvent,
-                        "Each event has a name, which is the type of the JSON object in its data (x-event). Blocks "
-                        "come one after another. An error that comes when the stream has begun is its last event.",
+                        "Each event has a name, which is the type of the JSON object in its data (x-event). Blocks"
+                        " follow one another. An error that occurs after the stream has begun is its last event.",
                     ),
                     headers={
                         "request-id": {"description": "The request's id.", "schema": {"type": "string"}},
@@ -85,8 +86,8 @@ REFERENCE = Reference(
         ),
         ("POST", "/v1/messages/count_tokens"): Operation(
             "countTokens",
-            "The tokens of a prompt",
-            "Of a body of /v1/messages, of which the fields that make the prompt are read.",
+            "Count the tokens of a prompt",
+            "Takes a body of /v1/messages, of which only the fields that form the prompt are read.",
             body=Body(AnthropicConversation, {"plain": {"model": "any", "system": "Be brief.", "messages": _COLOURS}}),
             replies={"200": Reply("OK", json=CountTokensReply)},
         ),

@@ -174,8 +174,8 @@ class AnthropicTool(Declared):
     type = optional(
         string(1, 64),
         "custom or null: described by input_schema. bash_, text_editor_, computer_ or memory_ and a date: one of "
-        "Anthropic's that the client runs. Any other, such as web_search_20250305: one that the service would run, "
-        "which is skipped; the server's log tells once.",
+        "Anthropic's that the client runs. Any other, such as web_search_20250305: one that the service would run,"
+        " which is ignored, with one line in the server's log.",
     )
     name_ = required(Kind(string(pattern=f"^{_TOOL_NAME}$").schema, _tool_name))
     description = optional(string())
@@ -212,13 +212,14 @@ class AnthropicConversation(Declared):
     messages = required(array(_MESSAGE, 1, MAX_TURNS, of="messages"))
     system = optional(
         text_or(by_type(AnthropicText), high=MAX_BLOCKS, of="text blocks"),
-        "A line that begins with x-anthropic-billing-header: is left out, since it is new in each turn.",
+        "A line that begins with x-anthropic-billing-header: is left out, since it changes in each turn.",
     )
     tools = optional(array(AnthropicTool, high=256, of="tools"))
     tool_choice = optional(by_type(AnthropicToolChoice, AnthropicNamedToolChoice))
     thinking = optional(
         AnthropicThinkingConfig,
-        "Absent: disabled. budget_tokens: after how many the thoughts are closed. Thoughts that were not asked for are "
+        "Absent: disabled. budget_tokens: the number of tokens after which the thoughts are closed. Thoughts that"
+        " were not asked for are "
         "left out of the answer.",
     )
     output_config = optional(_Effort)
@@ -240,7 +241,7 @@ class _Metadata(Declared):
 class AnthropicOptions(Declared):
     max_tokens = optional(
         whole(1),
-        "At most --max-tokens and what the context holds; the answer is cut, not refused. Absent: as many as that.",
+        "Limited by --max-tokens and the context: the answer is truncated, not refused. Absent: that limit.",
     )
     stop_sequences = optional(strings(MAX_STOPS, MAX_STOP_BYTES))
     output_format = optional(by_type(AnthropicFormat))

@@ -14,13 +14,13 @@ REFERENCE = Reference(
     {
         ("GET", "/ws/chat"): Operation(
             "chatMode",
-            "A WebSocket: one turn of a chat, written and spoken",
+            "WebSocket: one turn of a chat, with text and speech",
             (
-                "The client sends one message (x-client-message). The server's messages (x-server-message) "
-                "come in this order: queued, queue_update and queue_done where the request has to wait; "
-                "prefill_done; chunks, if streaming; done; and then the connection closes. An error ends it "
-                "at any time, also one that a close code stands for, such as 1009 for a message of more "
-                "bytes than --max-chat-bytes says. Audio is 24 kHz mono, 32-bit floats, little-endian, in "
+                "The client sends one message (x-client-message). The server sends its messages (x-server-message) in"
+                " this order: queued, queue_update and queue_done where the request has to wait; "
+                "prefill_done; chunks, if streaming; done; and then the connection closes. An error ends the"
+                " connection at any time: as a message, or only as a close code, such as 1009 for a message of more"
+                " than --max-chat-bytes bytes. Audio is 24 kHz mono, 32-bit floats, little-endian, in "
                 "base64."
             ),
             tag="umaserve",

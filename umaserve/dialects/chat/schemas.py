@@ -44,7 +44,7 @@ class Generation(Declared):
     temperature = optional(number(0, 2), default=0.7)
     top_p = optional(number(0, 1, above_low=True), default=0.8)
     length_penalty = optional(number(0.1, 10), "Above 1 answers get longer, below it shorter.", default=1)
-    cache_prompt = switch(True, "Whether cached prefixes are used, and the prompt is left for later ones.")
+    cache_prompt = switch(True, "Whether the request uses cached prefixes and leaves its own for later requests.")
 
 
 class Tts(Declared):
@@ -53,9 +53,9 @@ class Tts(Declared):
     ref_audio_path = optional(string())
     ref_audio_data = optional(
         string(),
-        "A recording of the one whose voice is to speak: mono samples at 16 kHz in base64, 32-bit "
-        "floats, little-endian. A server whose voice can't take on another one speaks with its own, "
-        "and says so in prefill_done, unless the mode is voice_cloning or audio_roleplay.",
+        "A recording of the voice to speak with: mono samples at 16 kHz in base64, 32-bit "
+        "floats, little-endian. A server whose voice can't clone another speaks with its own, and reports that in"
+        " prefill_done, unless the mode is voice_cloning or audio_roleplay.",
     )
     language = optional(string(max_bytes=64))
 
@@ -66,8 +66,8 @@ class ImageOptions(Declared):
     )
     use_image_id = switch(
         True,
-        "Whether several images have their numbers before them: those that the model was trained "
-        "with (MiniCPM-V's <image_id>0</image_id>), or else the text 'Image 1: '.",
+        "Whether each of several images is numbered: in the form that the model was trained with (MiniCPM-V's"
+        " <image_id>0</image_id>), or else by the text 'Image 1: '.",
     )
 
 
@@ -75,11 +75,11 @@ class SpokenChatRequest(Declared):
     messages = required(array(_Message, 1, MAX_TURNS, of="messages"))
     streaming = switch(
         True,
-        "false: all speech comes in one message, of 128 kB for each second of it. Clients that take "
-        "only so much by default have to be told, such as Python's websockets by max_size=None.",
+        "false: all speech is sent in one message, of 128 kB for each second of speech. Clients with a smaller limit"
+        " have to raise it, such as Python's websockets by max_size=None.",
     )
     generation = optional(Generation)
-    tts = optional(Tts, "The answer is spoken where this is there, by the voice that the server has.")
+    tts = optional(Tts, "If present, the answer is spoken, by the server's voice.")
     image = optional(ImageOptions)
     omni_mode = switch(
         False, "Whether a film's pictures and its sound are interleaved by time; otherwise they follow each other."
@@ -87,8 +87,7 @@ class SpokenChatRequest(Declared):
     enable_thinking = switch(False)
     auth = optional(
         string(),
-        "The key, where one is needed and the handshake had none. Such a message may have no more "
-        "bytes than --max-frame-bytes says.",
+        "The API key, if one is needed and the handshake had none. Such a message is limited to --max-frame-bytes.",
     )
     model = optional(
         string(max_bytes=MAX_ID_BYTES),
@@ -118,9 +117,7 @@ class SpokenChatMessage(
                     "input_tokens": {"type": "integer"},
                     "voice": {
                         "const": "default",
-                        "description": (
-                            "The server's own voice speaks, since it can't take on the one that the request names."
-                        ),
+                        "description": ("The server's own voice speaks, since it can't clone the one in the request."),
                     },
                 },
             },
@@ -139,7 +136,10 @@ class SpokenChatMessage(
                     "text": {"type": "string"},
                     "generated_tokens": {"type": "integer"},
                     "input_tokens": {"type": "integer"},
-                    "audio_data": {"type": ["string", "null"], "description": "All of it, where streaming is false."},
+                    "audio_data": {
+                        "type": ["string", "null"],
+                        "description": "The whole text, where streaming is false.",
+                    },
                     "recording_session_id": {"type": ["string", "null"], "description": "null: nothing was recorded."},
                 },
             },

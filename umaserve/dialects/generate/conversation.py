@@ -18,9 +18,9 @@ from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, parse_json
 from umaserve.wire.websocket import CloseCode
 
 STEERED = {
-    Pause: ("pause", "no more tokens until resume"),
-    Resume: ("resume", "the generation goes on"),
-    Modify: ("modify", "the new parameters hold from the next token on"),
+    Pause: ("pause", "paused: no tokens until resume"),
+    Resume: ("resume", "the generation continues"),
+    Modify: ("modify", "the new parameters apply from the next token on"),
 }
 """The operation that a status message acknowledges, and its text for people."""
 
@@ -108,7 +108,7 @@ class GenerateDialect:
         generation = self._generation
         match output:
             case FeedbackKept():
-                kept = "kept" if output.kept else "not kept: this server keeps no feedback"
+                kept = "kept" if output.kept else "not stored: this server stores no feedback"
                 return Reply(status("feedback", 100, kept))
             case Metrics() | Spoken() | PromptScores():
                 raise RuntimeError("output that this dialect never asks for")
@@ -157,7 +157,7 @@ class GenerateDialect:
 
     def _check_idle(self) -> None:
         if not self.finished:
-            problem = "one is running on this connection; wait for its completion, or stop it"
+            problem = "another request is running on this connection; wait for its completion, or stop it"
             raise RequestError(Fault.BUSY, "request", problem)
 
     def _configure(self, fields: Fields) -> Generate:

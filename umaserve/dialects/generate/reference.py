@@ -15,7 +15,12 @@ from umaserve.dialects.reference import (
     upgraded,
 )
 
-ERRORS = Errors("Generate", ErrorMessage, "As elsewhere, as an error message.", "As elsewhere, as an error message.")
+ERRORS = Errors(
+    "Generate",
+    ErrorMessage,
+    "As on the other paths, as an error message.",
+    "As on the other paths, as an error message.",
+)
 
 REFERENCE = Reference(
     "umaserve",
@@ -24,7 +29,7 @@ REFERENCE = Reference(
     {
         ("POST", "/v1/generate"): Operation(
             "generate",
-            "The continuation of a text or a conversation",
+            "Continue a text or a conversation",
             body=Body(
                 GenerateRequest,
                 {
@@ -74,14 +79,15 @@ REFERENCE = Reference(
         ),
         ("GET", "/generate"): Operation(
             "converse",
-            "A WebSocket: a stream that can be steered while it runs",
+            "WebSocket: a stream that can be controlled while it runs",
             (
                 "Text messages, each one JSON object. The client sends a config first (x-client-message), "
                 "and when its generation has ended it may send another; meanwhile control and feedback. "
-                "After a lost connection, a resume on a new one goes on where it broke off; so it does after "
-                "close code 1012, with which a server that restarts leaves the generation to its successor. "
-                "The server's messages are in x-server-message. After large media, regenerate is refused: "
-                "they are not kept.\n\nWhere keys are needed and the client can't set Authorization, it offers "
+                "After a lost connection, a resume message on a new one continues the stream where it was"
+                " interrupted; this also works after close code 1012, with which a server that restarts hands the"
+                " generation over to its successor. "
+                "The server's messages are in x-server-message. After large media, which are not kept, regenerate is"
+                " refused.\n\nWhere keys are needed and the client can't set Authorization, it offers "
                 "the subprotocols `umaserve` and `bearer.KEY`, or its first message has the key in `auth`."
             ),
             parameters=HANDSHAKE,

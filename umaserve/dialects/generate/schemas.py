@@ -45,16 +45,16 @@ class Usage(Declared):
     prompt_tokens = required(whole())
     completion_tokens = required(whole())
     total_tokens = required(whole())
-    prefix_reused_tokens = required(whole(), "Those of the prompt that had been computed before, for another request.")
+    prefix_reused_tokens = required(whole(), "Tokens of the prompt that a cached prefix had already.")
     reasoning_tokens = omittable(
         whole(0),
-        'Tokens of the completion that are thoughts, or marks around them; not with options.reasoning "inline".',
+        'Tokens of the completion that are thoughts, or the marks around them; absent with options.reasoning "inline".',
     )
 
 
 class Parameters(Sampling, Computation):
     max_tokens = optional(
-        whole(1), "Cut to what the context holds and to the server's --max-tokens, which are the default too."
+        whole(1), "Limited by the context and the server's --max-tokens; that limit is also the default."
     )
     repetition_penalty = optional(number(0, 10, above_low=True), "Another name of repeat_penalty.", default=1)
 
@@ -77,8 +77,8 @@ class Options(Thoughts, TemplateKwargs):
     include_generated_text = switch(True, "Repeat the text so far in every token message.")
     reasoning = optional(
         choice(*REASONING),
-        "Where the model's thoughts are: in the text with their marks, in a field of their own "
-        "(reasoning) beside each token and in the end, or nowhere.",
+        "Where to put the model's thoughts: in the text with their marks, in a field of their own (reasoning) of each"
+        " token message and of the completion, or nowhere.",
         default="inline",
     )
 
@@ -138,7 +138,8 @@ class Control(Declared):
     action = required(choice(*ACTIONS))
     parameters = optional(
         Parameters,
-        "What to change by modify; not what binds the text (grammar, json_schema and the like), lora and cache_prompt.",
+        "What modify changes; the fields that constrain the text (grammar, json_schema and so on), lora and"
+        " cache_prompt can't change.",
     )
 
 
@@ -152,7 +153,7 @@ class FeedbackMessage(Declared):
 class ResumeMessage(Declared):
     type = required(const("resume"))
     request_id = required(string(1, MAX_ID_BYTES))
-    position = optional(whole(0, MAX_POSITION), "The number of tokens that came.", default=0)
+    position = optional(whole(0, MAX_POSITION), "The number of tokens received so far.", default=0)
 
 
 ClientMessage = named("ClientMessage", one_of(Config, Control, FeedbackMessage, ResumeMessage))
@@ -179,7 +180,7 @@ class _Timing(Declared):
 
 class TokenMessage(Declared):
     type = required(const("token"))
-    token = required(string(), "Empty while a character or a stop string is incomplete, and in the last one.")
+    token = required(string(), "Empty while a character or a stop string is incomplete, and in the last message.")
     position = omittable(whole(), "Counted from 0, for resume.")
     token_id = omittable(whole())
     generated_text = omittable(string(), "All so far.")
@@ -238,7 +239,7 @@ class ErrorMessage(Declared):
         )
     )
     request_id = omittable(string())
-    partial_text = omittable(string(), "The text made so far.")
+    partial_text = omittable(string(), "The text generated so far.")
     retry_after_ms = omittable(whole())
 
 

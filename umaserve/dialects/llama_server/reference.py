@@ -47,8 +47,11 @@ from umaserve.wire.declared import array, one_of
 ERRORS = Errors(
     "Native",
     NativeError,
-    refused(forbidden=" and for who is no operator", conflict=", 409 where the model is being loaded or unloaded"),
-    failed(unable=", 501 for what this model can't do"),
+    refused(
+        forbidden=" and for clients that are not operators",
+        conflict=", 409 where the model is being loaded or unloaded",
+    ),
+    failed(unable=", 501 for what this model does not support"),
 )
 
 _MODEL = Parameter(
@@ -78,14 +81,14 @@ def _ok(reply: Described) -> dict[str, Reply]:
 
 REFERENCE = Reference(
     "llama.cpp",
-    "As its server has them.",
+    "The API of llama.cpp's server.",
     ERRORS,
     {
         ("POST", "/completion"): Operation(
             "completeNative",
-            "The continuation of a text, as llama-server's own API has it",
-            "Also at /completions. Fields that are not listed are ignored, id_slot among them. An empty grammar is "
-            "none. A stream in which nothing else comes has a comment every 15 seconds.",
+            "Continue a text, in llama-server's own API",
+            "Also at /completions. Fields that are not listed are ignored, id_slot among them. An empty grammar means"
+            " none. A stream without other events has a comment every 15 seconds.",
             body=Body(
                 NativeRequest,
                 {
@@ -114,8 +117,9 @@ REFERENCE = Reference(
         ),
         ("POST", "/infill"): Operation(
             "infill",
-            "What fills a gap in a text",
-            "For models whose vocabulary has tokens for it; others refuse it. Answers are those of /completion.",
+            "Fill in the middle of a text",
+            "For models whose vocabulary has tokens for this; with others it is refused. Replies are those of"
+            " /completion.",
             body=Body(
                 InfillRequest,
                 {
@@ -131,7 +135,7 @@ REFERENCE = Reference(
         ),
         ("POST", "/tokenize"): Operation(
             "tokenize",
-            "The tokens of a text",
+            "Tokenize a text",
             body=Body(
                 TokenizeRequest,
                 {
@@ -143,14 +147,14 @@ REFERENCE = Reference(
         ),
         ("POST", "/detokenize"): Operation(
             "detokenize",
-            "The text of tokens",
+            "Detokenize tokens",
             body=Body(DetokenizeRequest, {"plain": {"tokens": [19556, 28, 905]}}),
             replies=_ok(Text),
         ),
         ("POST", "/apply-template"): Operation(
             "applyTemplate",
-            "The prompt that the chat template makes",
-            "Of a body of /v1/chat/completions, whose other fields are checked and make no difference. "
+            "Apply the chat template to messages",
+            "Takes a body of /v1/chat/completions, whose other fields are checked and have no effect. "
             "Tokens that tokenizing adds, such as the start token, are not in the prompt.",
             body=Body(
                 ChatRequest,
@@ -170,13 +174,13 @@ REFERENCE = Reference(
         ),
         ("GET", "/props"): Operation(
             "props",
-            "What is served, and with which defaults",
+            "Get what is served, and its defaults",
             parameters=(_MODEL,),
             replies=_ok(Props),
         ),
         ("POST", "/embedding"): Operation(
             "embedNative",
-            "The vectors of texts",
+            "Create the embeddings of texts",
             "Also at /embeddings. The texts may be called input, too.",
             body=Body(
                 NativeEmbeddingRequest,
@@ -186,7 +190,7 @@ REFERENCE = Reference(
         ),
         ("GET", "/slots"): Operation(
             "slots",
-            "The answers in work",
+            "List the slots",
             "As many slots as are decoded at once. For operators: from the daemon's own machine where it "
             "has no API keys, else with a key of the class operator. Prompts are shown only with "
             "--slots-prompts.",
@@ -198,14 +202,14 @@ REFERENCE = Reference(
         ),
         ("GET", "/lora-adapters"): Operation(
             "loraAdapters",
-            "The LoRA adapters",
-            "Scales are each request's own: lora in its body.",
+            "List the LoRA adapters",
+            "Each request sets its own scales: lora in its body.",
             parameters=(_MODEL,),
             replies=_ok(array(LoraAdapter)),
         ),
         ("POST", "/rerank"): Operation(
             "rerank",
-            "Documents in the order in which they answer a question",
+            "Rank documents by how well they answer a question",
             "Also at /v1/rerank, /v2/rerank, /reranking and /v1/reranking. For reranking models; others "
             "refuse it with 501. In the form of Jina's API, which Cohere's clients read too, or with "
             "texts instead of documents in that of TEI. Scores are the model's, unscaled.",
@@ -240,9 +244,9 @@ REFERENCE = Reference(
         ),
         ("POST", "/models/load"): Operation(
             "loadModel",
-            "Load a model before anybody asks for it",
-            "As if a request waited for it: others that nobody uses make room. The reply comes at once; "
-            "/models says how far it is. 400 where it is loaded already, 404 where there is no such "
+            "Load a model in advance",
+            "As if a request waited for it: idle models are unloaded where it needs their memory. The reply is sent"
+            " at once; /models has the progress. 400 where it is loaded already, 404 where there is no such "
             "model, 503 where it can't fit.",
             body=Body(ModelToMove, {"plain": {"model": "qwen3-8b"}}),
             replies=_ok(Moved),
@@ -250,7 +254,7 @@ REFERENCE = Reference(
         ("POST", "/models/unload"): Operation(
             "unloadModel",
             "Unload a model",
-            "Requests that run end before; those that come until then wait, and have it loaded again. "
+            "Running requests finish first; requests that arrive until then wait, and load it again. "
             "400 where it is not loaded, or pinned, or the daemon's voice; 409 where it is being loaded "
             "or unloaded; 404 where there is no such model.",
             body=Body(ModelToMove, {"plain": {"model": "qwen3-8b"}}),

@@ -50,7 +50,7 @@ class Props(Declared):
     bos_token = required(string())
     eos_token = required(string())
     modalities = required(_Modalities)
-    lacks = required(array(string()), "What this model can't do here that other models can, a sentence each.")
+    lacks = required(array(string()), "What this server can't do with this model, one sentence each.")
 
 
 class _TokenWithPiece(Declared):
@@ -72,7 +72,7 @@ class Prompt(Declared):
 
 class _Error(Declared):
     code = required(whole(), "The HTTP status.")
-    message = required(string(), "Names the field, what came and what was expected.")
+    message = required(string(), "Names the field, what was expected and what was found.")
     type = required(
         choice(
             "invalid_request_error",
@@ -123,7 +123,7 @@ class NativeAnswer(
     index = omittable(whole(), "Of the answer, from 0.")
     content = omittable(string())
     tokens = omittable(array(whole()))
-    id_slot = omittable(const(-1), "Answers have no slot of their own.")
+    id_slot = omittable(const(-1), "Always the same: answers have no slot of their own.")
     tokens_predicted = omittable(whole())
     tokens_evaluated = omittable(whole(), "Tokens of the prompt.")
     stop = omittable(const(True))
@@ -131,7 +131,7 @@ class NativeAnswer(
     generation_settings = omittable(value(type="object"), "What the answer was made with, by llama-server's names.")
     prompt = omittable(value(), "As it was sent.")
     has_new_line = omittable(boolean())
-    truncated = omittable(boolean(), "Whether the context's end came before the wanted length.")
+    truncated = omittable(boolean(), "Whether the context ended before the requested length.")
     stop_type = omittable(choice("eos", "word", "limit", "none"))
     stopping_word = omittable(string())
     tokens_cached = omittable(whole())
@@ -143,7 +143,7 @@ class NativePiece(Declared):
     index = required(whole(), "Of the answer, from 0.")
     content = required(string())
     tokens = required(array(whole()))
-    id_slot = required(const(-1), "Answers have no slot of their own.")
+    id_slot = required(const(-1), "Always the same: answers have no slot of their own.")
     tokens_predicted = required(whole())
     tokens_evaluated = required(whole(), "Tokens of the prompt.")
     stop = required(const(False))

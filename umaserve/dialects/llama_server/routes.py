@@ -109,7 +109,7 @@ def _page_of_model(make: Callable[[ModelInfo, Facts, Request], bytes]) -> Page:
         info = facts.model(name)
         if info is None and name:
             # Nobody may be loading it.
-            problem = "it has not been loaded yet: a request that names it has it loaded"
+            problem = "it has not been loaded yet: a request that names it loads it"
             raise RequestError(Fault.MODEL_NOT_LOADED, "model", problem, retry_after_s=1.0)
         return 200, JSON, make(facts.loaded() if info is None else info, facts, request)
 

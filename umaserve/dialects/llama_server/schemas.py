@@ -116,8 +116,8 @@ class _OfModel(Declared):
 
 class TokenizeRequest(_OfModel):
     content = required(string())
-    add_special = switch(False, "Begin with the model's start token, if it has one, as a prompt does.")
-    parse_special = switch(True, "Read the names of control tokens as such.")
+    add_special = switch(False, "Begin with the model's start token, if it has one, as in a prompt.")
+    parse_special = switch(True, "Whether the names of control tokens are those tokens; else they are text.")
     with_pieces = switch(False)
 
 
@@ -145,49 +145,54 @@ class NativeOptions(Sampling, Computation, Targets, _OfModel, defaults=DEFAULTS)
     )
     stop = optional(
         Kind(one_of(string(), array(string(), high=MAX_STOPS)).schema, _stop),
-        "The text ends before the first of these; empty ones make no difference.",
+        "The text ends before the first of these; empty ones have no effect.",
     )
     # The inherited logit_bias has biases of token ids only.
     biases = optional(
         _BIASES,
-        "Token ids, or texts for all their tokens, and what is added to their weight: -100 and false ban, 100 forces.",
+        "Token ids, or texts for all their tokens, and the bias added to their logits: -100 and false ban a token,"
+        " 100 forces it.",
         key="logit_bias",
     )
     lora = optional(
         Kind(one_of(Computation.lora.kind, ADAPTERS).schema, Computation.lora.kind.read),
-        "The server's LoRA adapters to use, by name or number, each with its scale; none of them where it is empty. By "
-        "default all, at 1.",
+        "The server's LoRA adapters to use, by name or number, each with its scale; an empty list: none. By default"
+        " all, at 1.",
     )
     n_predict = optional(
         whole(-1),
-        "The answer's length in tokens, cut to what the context holds and to the server's --max-tokens; -1, the "
-        "default: as many; 0 makes one token, as in llama-server.",
+        "The longest answer in tokens, limited by the context and the server's --max-tokens; -1, the default: that"
+        " limit; 0: one token, as in llama-server.",
     )
     max_tokens = optional(whole(-1), "As n_predict.")
     max_completion_tokens = optional(whole(-1), "As n_predict.")
     n_probs = optional(
-        whole(0, 100), "Tell the log-probability of each token, and of so many of the likeliest; 0: none.", default=0
+        whole(0, 100),
+        "Return the log-probability of each token, and of this many of the likeliest; 0: none.",
+        default=0,
     )
     logprobs = optional(whole(0, 100), "As n_probs.")
     post_sampling_probs = switch(
         False,
-        "Tell prob and top_probs, of the tokens that the samplers left, instead of logprob and top_logprobs before "
+        "Return prob and top_probs, of the tokens that the samplers left, instead of logprob and top_logprobs before "
         "sampling.",
     )
     stream = switch(False, "Answer with server-sent events.")
-    return_tokens = switch(False, "Tell the ids of the answer's tokens; a stream always does.")
-    timings_per_token = switch(False, "Tell the timings with each event of a stream.")
+    return_tokens = switch(False, "Return the ids of the answer's tokens; a stream always does.")
+    timings_per_token = switch(False, "Return the timings with each event of a stream.")
     response_fields = optional(
         strings(64, 256),
-        "The fields of the answer to send, by their paths, such as timings/predicted_n, which are then their names.",
+        "The fields of the reply to send, by their paths, such as timings/predicted_n; the paths become their names.",
     )
-    return_progress = switch(False, "In a stream, tell how much of the prompt is computed.")
+    return_progress = switch(False, "In a stream, report the progress of prefill.")
 
 
 class NativeRequest(NativeOptions):
     prompt = required(Texts)
     n_cmpl = optional(
-        whole(1, MAX_CHOICES), "Answers for each prompt. With a seed, each has its own, counted up from it.", default=1
+        whole(1, MAX_CHOICES),
+        "Answers for each prompt. With a seed, the answers have this seed, the next one, and so on.",
+        default=1,
     )
     n = optional(whole(1, MAX_CHOICES), "As n_cmpl.")
 
@@ -200,8 +205,8 @@ class OtherFile(Declared):
 class InfillRequest(NativeOptions):
     input_prefix = required(string(), "The text before the gap.")
     input_suffix = required(string(), "The text after it.")
-    prompt = optional(string(), "How what fills the gap begins.")
-    input_extra = optional(array(OtherFile, high=1024, of="objects"), "Other files that may help.")
+    prompt = optional(string(), "How the text that fills the gap begins.")
+    input_extra = optional(array(OtherFile, high=1024, of="objects"), "Other files, as additional context.")
 
 
 class NativeEmbeddingRequest(_OfModel):
@@ -225,7 +230,7 @@ class RerankRequest(_OfModel):
     query = required(string(1))
     documents = optional(DOCUMENTS)
     texts = optional(DOCUMENTS, "As documents; the answer then has TEI's form.")
-    top_n = optional(whole(1), "Only so many of the best.")
+    top_n = optional(whole(1), "Return only this many of the best.")
     return_text = switch(False, "In TEI's form, send the texts too.")
     return_documents = switch(False, "In Jina's form, send the texts too.")
 

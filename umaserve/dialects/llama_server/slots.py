@@ -21,7 +21,7 @@ def slots(info: ModelInfo, running: Sequence[RunningAnswer], *, wants_idle: bool
     """The body of ``GET /slots`` for a model and the answers that it runs; raises ``RequestError`` where none is
     idle if one is wanted."""
     if wants_idle and len(running) >= info.parallel:
-        raise RequestError(Fault.QUEUE_FULL, "slots", "none is idle; try again later", retry_after_s=1)
+        raise RequestError(Fault.QUEUE_FULL, "slots", "no slot is idle; try again later", retry_after_s=1)
     idle = [None] * (info.parallel - len(running))
     return orjson.dumps([_slot(at, answer, info.context_tokens) for at, answer in enumerate([*running, *idle])])
 

@@ -28,7 +28,8 @@ ERRORS = Errors("Ollama", OllamaError)
 _MODEL = "SmolLM2-135M-Instruct.Q4_1"
 _COLOURS = "Name three colours."
 _LINES = (
-    "Each line is a JSON object (x-line). An error that comes when the stream has begun is a line with an OllamaError."
+    "Each line is a JSON object (x-line). An error that occurs after the stream has begun is a line with an"
+    " OllamaError."
 )
 
 
@@ -45,8 +46,8 @@ def _answers(
 ) -> Operation:
     """An operation whose answer is a text. ``prompt``: what it answers; ``part``: the field of a line's text."""
     about = (
-        f"Fields that are not listed are ignored. A {prompt} that is longer than the context is refused, never cut. A "
-        f"stream in which nothing else comes has a line with an empty {part} every 15 seconds."
+        f"Fields that are not listed are ignored. A {prompt} that is longer than the context is refused, never"
+        f" truncated. A stream without other lines has a line with an empty {part} every 15 seconds."
     )
     reply = Reply(
         "The whole answer, or its lines.",
@@ -58,28 +59,30 @@ def _answers(
 
 
 def _refused(name: str, *parameters: Parameter) -> Operation:
-    about = "Models belong to this daemon's operator: it answers 400."
+    about = "Not supported: the daemon's operator manages its models. Returns 400."
     return Operation(name, "Refused", about, parameters=parameters)
 
 
 REFERENCE = Reference(
     "Ollama",
-    "As Ollama has them, for its clients.",
+    "Ollama's API, for its clients.",
     ERRORS,
     {
-        ("GET", "/api/version"): _tells("ollamaVersion", "The version of Ollama that this API is like", OllamaVersion),
-        ("GET", "/api/tags"): _tells("ollamaTags", "All models, the default one first", OllamaModels),
-        ("GET", "/api/ps"): _tells("ollamaPs", "The models that are loaded", OllamaLoadedModels),
+        ("GET", "/api/version"): _tells(
+            "ollamaVersion", "Get the version of Ollama that this API follows", OllamaVersion
+        ),
+        ("GET", "/api/tags"): _tells("ollamaTags", "List all models, the default one first", OllamaModels),
+        ("GET", "/api/ps"): _tells("ollamaPs", "List the loaded models", OllamaLoadedModels),
         ("POST", "/api/show"): _asks(
             "ollamaShow",
-            "About a model; of one that was never loaded, its name",
+            "Show a model; of one that was never loaded, only its name",
             OllamaShowRequest,
             OllamaAboutModel,
             plain={"model": _MODEL},
         ),
         ("POST", "/api/chat"): _answers(
             "ollamaChat",
-            "The next message of a conversation",
+            "Create the next message of a conversation",
             "conversation",
             "content",
             OllamaChatRequest,
@@ -114,7 +117,7 @@ REFERENCE = Reference(
         ),
         ("POST", "/api/generate"): _answers(
             "ollamaGenerate",
-            "The answer to a prompt",
+            "Answer a prompt",
             "prompt",
             "response",
             OllamaGenerateRequest,
@@ -131,21 +134,21 @@ REFERENCE = Reference(
         ),
         ("POST", "/api/embed"): _asks(
             "ollamaEmbed",
-            "The vectors of texts",
+            "Create the embeddings of texts",
             OllamaEmbedRequest,
             OllamaEmbedReply,
             plain={"model": _MODEL, "input": ["hello", "goodbye"]},
         ),
         ("POST", "/api/embeddings"): _asks(
             "ollamaEmbeddings",
-            "The vector of one text",
+            "Create the embedding of one text",
             OllamaEmbeddingsRequest,
             OllamaEmbeddingsReply,
             plain={"model": _MODEL, "prompt": "hello"},
         ),
         ("POST", "/api/pull"): Operation(
             "ollamaPull",
-            "Succeeds at once for the models that are there, and answers 404 for all others",
+            "Pull a model: succeeds at once if the daemon has it, else returns 404",
             body=Body(
                 OllamaPullRequest,
                 {"plain": {"model": _MODEL, "stream": False}, "streamed": {"model": _MODEL, "stream": True}},

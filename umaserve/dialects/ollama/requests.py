@@ -54,7 +54,7 @@ def generate_request(body: bytes, limits: RequestLimits, model: Model, new_id: s
     prompt: str | tuple[ChatTurn, ...]
     if given.raw:
         for key in ("system", "images"):
-            _refuse(given, key, "with raw, the prompt is all that the model gets")
+            _refuse(given, key, "with raw, the model gets nothing but the prompt")
         prompt = text
     elif text or attachments:
         before = (ChatTurn("system", system),) if system else ()

@@ -126,7 +126,7 @@ _TEXTS = Kind(one_of(string(1), array(string(1), 1, _MAX_TEXTS)).schema, _texts)
 
 
 class OllamaError(Declared):
-    error = required(string(), "Names the field, what came and what was expected.")
+    error = required(string(), "Names the field, what was expected and what was found.")
 
 
 # -- requests ----------------------------------------------------------------------------------------------------
@@ -134,7 +134,11 @@ class OllamaError(Declared):
 
 class OllamaRequest(Declared):
     model = required(NAME, f"{_LISTED} An unknown name means the default model, or with --strict-models none.")
-    keep_alive = optional(_KEEP_ALIVE, "Seconds, or a duration such as 5m. The model stays loaded whatever it says.")
+    keep_alive = optional(
+        _KEEP_ALIVE,
+        "Seconds, or a duration such as 5m. Has no effect: the daemon's settings decide how long the model stays"
+        " loaded.",
+    )
 
 
 class OllamaLoadOptions(Declared):
@@ -153,7 +157,7 @@ class OllamaLoadOptions(Declared):
     embedding_only = optional(boolean())
     penalize_newline = optional(boolean())
     num_ctx = optional(
-        whole(1, _MAX_WHOLE), "At most the daemon's context, which doesn't change; a longer one is refused."
+        whole(1, _MAX_WHOLE), "At most the daemon's context, which requests can't change; a larger value is refused."
     )
 
 
@@ -167,10 +171,10 @@ class OllamaOptions(Sampling, OllamaLoadOptions, defaults=DEFAULTS):
 class OllamaTextRequest(OllamaRequest, Targets):
     stream = switch(True)
     format = omittable(_FORMAT, "json: any JSON object; an object: the JSON schema that the text has to follow.")
-    options = optional(OllamaOptions, "Options for loading a model, such as num_gpu, are checked and not used.")
-    think = optional(_THINK, "Whether to think, and how much, for models whose chat template knows it.")
+    options = optional(OllamaOptions, "Options for loading a model, such as num_gpu, are checked and ignored.")
+    think = optional(_THINK, "Whether the model thinks, and how much, where its chat template supports that.")
     logprobs = switch(False)
-    top_logprobs = optional(whole(0, 20), "Goes with logprobs.")
+    top_logprobs = optional(whole(0, 20), "Needs logprobs.")
 
 
 class _Arguments(Declared):
@@ -198,7 +202,7 @@ class OllamaMessage(Declared):
 
 
 class OllamaChatRequest(OllamaTextRequest):
-    messages = optional(array(OllamaMessage, high=MAX_TURNS, of="messages"), "None: the model is loaded.")
+    messages = optional(array(OllamaMessage, high=MAX_TURNS, of="messages"), "Absent: the model is loaded.")
     tools = optional(array(Tool, high=MAX_TOOLS))
     tool_choice = omittable(ToolChoice)
 
@@ -215,14 +219,16 @@ class OllamaGenerateRequest(OllamaTextRequest):
 
 class OllamaEmbedRequest(OllamaRequest):
     input = required(_TEXTS)
-    truncate = optional(boolean(), "Not used: a text that is too long is refused.")
-    dimensions = optional(whole(1), "Only so many of each vector's numbers, of unit length again; at most the model's.")
-    options = optional(OllamaLoadOptions, "Checked and not used.")
+    truncate = optional(boolean(), "Ignored: a text that is too long is refused.")
+    dimensions = optional(
+        whole(1), "The number of dimensions of each vector, which is normalized again; at most the model's."
+    )
+    options = optional(OllamaLoadOptions, "Checked and ignored.")
 
 
 class OllamaEmbeddingsRequest(OllamaRequest):
     prompt = required(string(1))
-    options = optional(OllamaLoadOptions, "Checked and not used.")
+    options = optional(OllamaLoadOptions, "Checked and ignored.")
 
 
 class OllamaModelName(Declared, also={"anyOf": [{"required": ["model"]}, {"required": ["name"]}]}):
@@ -325,7 +331,7 @@ class _Model(Declared):
     name_ = required(string())
     model = required(string())
     size = required(whole(), "Bytes.")
-    digest = required(string(), "Of the model's name, not of its file.")
+    digest = required(string(), "SHA-256 of the model's name, not of its file.")
     details = required(OllamaDetails)
 
 

@@ -41,7 +41,7 @@ from umaserve.dialects.reference import (
 from umaserve.dialects.schemas import Error
 from umaserve.wire.declared import Declared, any_of, one_of, string
 
-ERRORS = Errors("", Error, refused(form=", or no form where one is wanted"))
+ERRORS = Errors("", Error, refused(form=", or not a form where one is needed"))
 
 _COLOURS = {"messages": [{"role": "user", "content": "Name three colours."}]}
 _ANSWER = {
@@ -57,9 +57,9 @@ _CITY = {
     "additionalProperties": False,
 }
 _RECORDING = (
-    "Only for models that hear (--mmproj); the form may have as many bytes as --max-chat-bytes says, and the recording "
-    "30 minutes. A recording that the context doesn't hold, and a transcript that reaches the limit of an answer, are "
-    "errors: nothing is cut. Fields that are not listed are ignored."
+    "Only for models that take audio (--mmproj); the form may have up to --max-chat-bytes bytes, and the recording 30"
+    " minutes. A recording that does not fit into the context, and a transcript that reaches the limit of an answer,"
+    " are errors: nothing is truncated. Fields that are not listed are ignored."
 )
 
 
@@ -84,8 +84,8 @@ def _of_recording(name: str, summary: str, about: str, form: type[Declared]) -> 
         body=Body(form, media="multipart/form-data"),
         replies={
             "200": Reply(
-                "The text. With response_format verbose_json, srt and vtt it is one segment as long as the recording, "
-                "since the models tell no times.",
+                "The text. With response_format verbose_json, srt and vtt it is one segment as long as the recording,"
+                " since the models give no times.",
                 json=one_of(Transcript, VerboseTranscript),
                 events=(
                     one_of(TranscriptDelta, TranscriptDone),
@@ -105,16 +105,17 @@ REFERENCE = Reference(
     {
         ("POST", "/v1/chat/completions"): Operation(
             "chat",
-            "The next message of a conversation",
-            "Also at /chat/completions. Fields that are not listed are ignored. Tools are described to the model in "
-            "words where its chat template knows none, and the arguments of a call keep to their schema either way, as "
-            "far as a grammar can hold it (strict). In response_format, what a JSON schema demands and no grammar can "
-            "enforce (uniqueItems, if, contains, most uses of not, look-ahead in patterns and the like) is refused by "
+            "Create the next message of a conversation",
+            "Also at /chat/completions. Fields that are not listed are ignored. Where the model's chat template has"
+            " no tools, the system message describes them; either way a grammar constrains the arguments of a call to"
+            " their schema, as far as it can (strict). In response_format, a keyword of a JSON schema that no grammar"
+            " can enforce (uniqueItems, if, contains, most uses of not, look-ahead in patterns and the like) is"
+            " refused by "
             "its path, and oneOf counts as anyOf. A schema, or those of all tools, may have 256 KiB. Images and "
-            "recordings are for models that take them (--mmproj); a body with them may have as many bytes as "
-            "--max-chat-bytes says.\n\nWith the modalities text and audio the answer is spoken, by the one voice that "
-            "the daemon has; its text is the transcript, without thoughts. That goes with one choice, and without "
-            "tools.\n\nA stream in which nothing else comes has a comment every 15 seconds.",
+            "recordings are for models that take them (--mmproj); a body with them may have up to --max-chat-bytes"
+            " bytes.\n\nWith the modalities text and audio the answer is spoken, by the daemon's only voice; its text"
+            " is the transcript, without thoughts. This needs one choice, and no tools.\n\nA stream without other"
+            " events has a comment every 15 seconds.",
             body=Body(
                 ChatRequest,
                 {
@@ -157,23 +158,22 @@ REFERENCE = Reference(
             replies=_answer(
                 ChatCompletion,
                 ChatCompletionChunk,
-                "Each event is `data:` and a JSON object (x-event). The last one is `data: [DONE]`. An error that "
-                "comes when the stream has begun is an event with an Error in place of a chunk.",
+                "Each event is `data:` and a JSON object (x-event). The last one is `data: [DONE]`. An error that"
+                " occurs after the stream has begun is an event with an Error in place of a chunk.",
             ),
         ),
         ("POST", "/v1/chat/completions/input_tokens"): Operation(
             "countChatTokens",
-            "The tokens of a prompt",
-            "Also at /chat/completions/input_tokens, as in llama-server. Of a body of /v1/chat/completions, whose "
-            "other fields are checked and make no difference.",
+            "Count the tokens of a prompt",
+            "Also at /chat/completions/input_tokens, as in llama-server. Takes a body of /v1/chat/completions, whose"
+            " other fields are checked and have no effect.",
             body=Body(ChatRequest, {"plain": _COLOURS}),
             replies={"200": Reply("OK", json=CountChatTokensReply)},
         ),
         ("POST", "/v1/completions"): Operation(
             "complete",
-            "The continuation of a text",
-            "Fields that are not listed are ignored. A stream in which nothing else comes has a comment every 15 "
-            "seconds.",
+            "Continue a text",
+            "Fields that are not listed are ignored. A stream without other events has a comment every 15 seconds.",
             body=Body(
                 CompletionRequest,
                 {
@@ -202,12 +202,12 @@ REFERENCE = Reference(
         ),
         ("POST", "/v1/audio/speech"): Operation(
             "speak",
-            "A text read aloud",
-            "By the one voice that the daemon has; without one the answer is a 400. The sound comes as its sentences "
-            "are spoken: 24 kHz, mono; in wav and pcm 16 bit, little-endian. The text is read as a chat's answer is: "
-            "without Markdown's marks, code blocks and emoji, and without what stands between `<think>` and `</think>` "
-            "at its beginning. Where a sentence can't be spoken after the first one was, the connection is cut, or the "
-            "events end with an error.",
+            "Turn a text into speech",
+            "Spoken by the daemon's only voice; without one, 400. The sound is sent sentence by sentence: 24 kHz,"
+            " mono; in wav and pcm 16 bit, little-endian. As in spoken chats, Markdown's marks, code blocks and emoji"
+            " are left out, and so is the text between `<think>` and `</think>` "
+            "at its beginning. If a later sentence can't be spoken, the connection is closed early, or the events end"
+            " with an error.",
             body=Body(
                 SpeechRequest,
                 {
@@ -229,24 +229,24 @@ REFERENCE = Reference(
         ),
         ("GET", "/v1/audio/voices"): Operation(
             "listVoices",
-            "The voices that read texts aloud",
-            "As Open WebUI and others ask for them. The daemon has one voice or none; any name in a request means that "
-            "one.",
+            "List the voices that speak texts",
+            "For Open WebUI and other clients. The daemon has one voice or none; any name in a request selects that"
+            " voice.",
             replies={"200": Reply("OK", json=Voices)},
         ),
         ("POST", "/v1/audio/transcriptions"): _of_recording(
             "transcribe",
-            "What is said in a recording",
+            "Transcribe a recording",
             "Also at /audio/transcriptions. A form with a sound file in any format that ffmpeg reads.",
             TranscriptionForm,
         ),
         ("POST", "/v1/audio/translations"): _of_recording(
-            "translate", "What is said in a recording, in English", "As /v1/audio/transcriptions.", TranslationForm
+            "translate", "Translate a recording into English", "As /v1/audio/transcriptions.", TranslationForm
         ),
         ("POST", "/v1/embeddings"): Operation(
             "embed",
-            "A vector of unit length for each text",
-            "A model that makes no embeddings by itself gives a 400, unless the daemon runs with --pooling.",
+            "Create an embedding of unit length for each text",
+            "400 for a model that is not made for embeddings, unless the daemon runs with --pooling.",
             body=Body(
                 EmbeddingsRequest,
                 {
@@ -258,16 +258,16 @@ REFERENCE = Reference(
         ),
         ("GET", "/v1/models"): Operation(
             "listModels",
-            "The models, the default one first",
-            "Also at /models. With the header anthropic-version in the form of Anthropic's API, a page at a time "
-            "(limit, before_id, after_id).",
+            "List the models, the default one first",
+            "Also at /models. With the header anthropic-version, the reply has the form of Anthropic's API, a page at"
+            " a time (limit, before_id, after_id).",
             replies={"200": Reply("OK", json=any_of(Models, AnthropicModels))},
         ),
         ("GET", "/v1/models/{model}"): Operation(
             "getModel",
-            "A model by its name or an alias",
-            "With the header anthropic-version in the form of Anthropic's API, where any name that begins with claude "
-            "stands for the default model.",
+            "Get a model by its name or an alias",
+            "With the header anthropic-version, the reply has the form of Anthropic's API, and any name that begins"
+            " with claude means the default model.",
             parameters=(Parameter("model", "path", string()),),
             replies={"200": Reply("OK", json=any_of(Model, AnthropicModel))},
         ),

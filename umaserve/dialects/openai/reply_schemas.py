@@ -27,7 +27,7 @@ from umaserve.wire.declared import (
 
 class _ScoredToken(Declared):
     token = required(string())
-    logprob = required(number(), "Natural logarithm of the probability; -9999 stands for anything below it.")
+    logprob = required(number(), "Natural logarithm of the probability; -9999 also means anything below.")
     bytes = required(array(whole(0, 255)), "The token may be a part of a character.")
 
 
@@ -47,32 +47,32 @@ class ChatLogprobs(Declared):
 ChatFinishReason = named(
     "ChatFinishReason",
     choice("stop", "length", "tool_calls", "content_filter"),
-    "stop: the model or a stop string ended the text; length: max_tokens did; tool_calls: the server waits for what "
-    "the tools say.",
+    "stop: the model or a stop string ended the text; length: max_tokens did; tool_calls: the model waits for the"
+    " results of the tools.",
 )
 
 
 class _PromptTokensDetails(Declared):
-    cached_tokens = required(whole(), "Those that had been computed before, for another request.")
+    cached_tokens = required(whole(), "Tokens of the prompt that a cached prefix had already.")
 
 
 class _CompletionTokensDetails(Declared):
-    reasoning_tokens = required(whole(1), "Tokens of the completion that are thoughts, or marks around them.")
+    reasoning_tokens = required(whole(1), "Tokens of the completion that are thoughts, or the marks around them.")
 
 
 class OpenAIUsage(Declared):
-    prompt_tokens = required(whole(), "A prompt counts once, however many choices it has.")
+    prompt_tokens = required(whole(), "A prompt counts once, whatever its number of choices.")
     completion_tokens = required(whole())
     total_tokens = required(whole())
     prompt_tokens_details = required(_PromptTokensDetails)
-    completion_tokens_details = omittable(_CompletionTokensDetails, "Only where there are thoughts.")
+    completion_tokens_details = omittable(_CompletionTokensDetails, "Present only if there are thoughts.")
 
 
 class Timings(Declared):
     """Timings as llama.cpp's server gives them: tokens, milliseconds, tokens a second. Absent where there are several
     choices in one answer."""
 
-    cache_n = required(whole(), "Tokens of the prompt that had been computed before.")
+    cache_n = required(whole(), "Tokens of the prompt that a cached prefix had already.")
     prompt_n = required(whole(), "The others.")
     prompt_ms = required(number())
     prompt_per_token_ms = required(number())
@@ -102,7 +102,7 @@ class _Answer(Declared):
 
 class _MessageAudio(Declared):
     id = required(string())
-    expires_at = required(whole(), "At once: nothing is kept of it.")
+    expires_at = required(whole(), "The time of the reply: its audio is not stored.")
     data = required(string(), "In base64.")
     transcript = required(string())
 
@@ -154,12 +154,12 @@ class _Delta(Declared):
     reasoning_content = omittable(string(), "The model's thoughts.")
     audio = omittable(
         _DeltaAudio,
-        "The id comes first and once. Transcript and data come in pieces that are to be put end to end; those of data "
-        "can be decoded one by one as well.",
+        "The first piece has the id. The pieces of transcript and data are to be concatenated; those of data can also"
+        " be decoded one by one.",
     )
     tool_calls = omittable(
         array(_DeltaCall),
-        "The first piece of a call has its id and its name. The arguments in all its pieces are to be put end to end.",
+        "The first piece of a call has its id and its name. The arguments of all its pieces are to be concatenated.",
     )
 
 
@@ -192,13 +192,13 @@ class TextLogprobs(Declared):
 
 class _PromptToken(Declared):
     logprob = required(number())
-    rank = required(whole(1), "The token's place among all, from 1.")
+    rank = required(whole(1), "The token's rank among all tokens, from 1.")
     decoded_token = required(string())
 
 
 class _Text(Declared):
     text = required(string())
-    index = required(whole(), "Counts all choices of the first prompt, then those of the next.")
+    index = required(whole(), "Counts the choices of the first prompt, then those of the next.")
     logprobs = nullable(TextLogprobs)
 
 
@@ -206,8 +206,8 @@ class _TextChoice(_Text):
     finish_reason = required(FinishReason)
     prompt_logprobs = omittable(
         array(value(type=["object", "null"], additionalProperties=_PromptToken)),
-        "Only where it is asked for: for each token of the prompt, but its first, log-probabilities by token ids, its "
-        "own first.",
+        "Only if requested: for each token of the prompt except the first, log-probabilities by token id, that of the"
+        " token itself first.",
     )
 
 
@@ -255,7 +255,7 @@ class Embeddings(Declared):
 class _Meta(Declared):
     n_vocab = required(whole())
     n_ctx = required(whole(1), "As context_length.")
-    n_ctx_train = required(whole(), "Tokens of the context that it was trained with.")
+    n_ctx_train = required(whole(), "The context that the model was trained with, in tokens.")
     n_embd = required(whole())
     n_params = required(whole())
     size = required(whole(), "Bytes.")
@@ -273,7 +273,7 @@ class _Architecture(Declared):
 
 class Model(Declared):
     id = required(string())
-    aliases = required(array(string()), "Its names, as llama-server's clients expect: its own first.")
+    aliases = required(array(string()), "The model's name and its aliases, for clients of llama-server.")
     tags = required(array(string()), "None.")
     object_ = required(const("model"))
     created = required(whole(), "When the daemon started, in seconds since 1970.")
@@ -282,28 +282,30 @@ class Model(Declared):
     status = required(_Status)
     context_length = required(
         whole(1),
-        "Tokens that prompt and answer may have together. Of a model that was never loaded, by its settings: "
-        "less, if it was trained with less.",
+        "Tokens that prompt and answer may have together. For a model that was never loaded, the setting: the real"
+        " value is smaller if the model was trained with less.",
     )
     max_model_len = required(whole(1), "As context_length.")
     max_tokens = required(whole(1), "Tokens of the longest answer: --max-tokens, or as context_length.")
     description = omittable(string(), "The operator's, if there is one.")
     size = required(whole(0), "Bytes of its files; 0 where they can't be read.")
     needed = required(whole(0), "Bytes of memory that it takes or would take, as far as is known.")
-    last_used = omittable(whole(), "When it had work last, in seconds since 1970. Absent: not since the start.")
-    architecture = omittable(_Architecture, "What it takes. Absent where that is known once it has been loaded.")
+    last_used = omittable(whole(), "When the model last had work, in seconds since 1970. Absent: not since the start.")
+    architecture = omittable(
+        _Architecture, "The inputs that the model takes. Absent until it has been loaded, where only that shows it."
+    )
     available = omittable(
         whole(0),
-        "Bytes of memory that it could have at the latest look, if all other models that are not pinned were unloaded. "
-        "Absent where it is loaded. If it needs more, its requests are refused.",
+        "Bytes of memory that would be available to the model if all other models that are not pinned were unloaded,"
+        " as last measured. Absent while it is loaded. If it needs more, its requests are refused.",
     )
 
 
 class _Limits(Declared):
     message_bytes = required(
         whole(1),
-        "Of a message of /generate or /ws/chat, and of a body that may have media. On a WebSocket, who presents a key "
-        "with the first message only has less.",
+        "Of a message of /generate or /ws/chat, and of a body that may have media. On a WebSocket, a client that"
+        " sends its key only in the first message has a lower limit.",
     )
     media = required(whole(1), "Images, recordings and films of one conversation.")
 
@@ -311,7 +313,7 @@ class _Limits(Declared):
 class Models(Declared):
     object_ = required(const("list"))
     data = required(array(Model))
-    models = required(value(type="array", maxItems=0), "Empty: Codex wants it.")
+    models = required(value(type="array", maxItems=0), "Always empty: Codex expects the field.")
     limits = required(_Limits, "What a request may have at most.")
 
 

@@ -105,8 +105,8 @@ class TextPart(Declared):
 
 
 class _ImageUrl(Declared):
-    url = required(IMAGE_URL, "The image itself; nothing is ever fetched.")
-    detail = optional(DETAIL, "Ignored: each model has its own way to look at an image.", default="auto")
+    url = required(IMAGE_URL, "The image itself, as a data: URL; the server fetches nothing.")
+    detail = optional(DETAIL, "Ignored: each model has its own resolution for images.", default="auto")
 
 
 class ImagePart(Declared):
@@ -149,7 +149,7 @@ class Message(Declared):
     tool_calls = optional(array(ToolCall, high=MAX_TOOLS, of="calls"), "The calls of an assistant.")
     reasoning_content = optional(
         string(),
-        "What the assistant thought before this message. Models whose chat template has a place for it get it back.",
+        "What the assistant thought before this message. Used if the model's chat template has a place for it.",
     )
     reasoning = optional(string(), "Another name of reasoning_content.")
     tool_call_id = optional(CALL_ID, "The call that a message of the role tool answers.")
@@ -263,7 +263,7 @@ class _VoiceId(Declared):
 Voice = named(
     "Voice",
     Kind({"oneOf": [_VOICE_ID.schema, _VoiceId], "default": "default"}, _voice),
-    "At most 64 bytes. Whichever it is, it is the one voice that the daemon has.",
+    "At most 64 bytes. Any name selects the daemon's only voice.",
 )
 
 
@@ -271,8 +271,8 @@ class _SpokenAnswer(Declared):
     voice = optional(Voice)
     format = required(
         choice(*CHAT_FORMATS),
-        "24 kHz, mono; wav and pcm16 have 16 bit, little-endian, as a file or as samples alone. A stream has pcm16. "
-        "The compressed ones take umaserve[media]; opus is in Ogg.",
+        "24 kHz, mono; wav and pcm16 have 16 bit, little-endian, as a file or as samples alone. A stream has pcm16."
+        " The compressed formats need umaserve[media]; opus is in Ogg.",
     )
 
 
@@ -298,15 +298,16 @@ class _Request(Declared):
     model = optional(string(max_bytes=MAX_ID_BYTES), ABOUT_MODEL)
     n = optional(
         whole(1, MAX_CHOICES),
-        "Choices for each prompt. With a seed, each choice has its own, counted up from it.",
+        "Choices for each prompt. With a seed, the choices have this seed, the next one, and so on.",
         default=1,
     )
     stream = switch(False, "Answer with server-sent events.")
     stream_options = optional(_StreamOptions)
-    return_progress = switch(False, "In a stream, tell how much of the prompt is computed, in chunks without choices.")
+    return_progress = switch(False, "In a stream, report the progress of prefill, in chunks without choices.")
     verbose = switch(
         False,
-        "Tell the prompt as the model got it, in __verbose.prompt of the answer or of its last chunk, as llama-server "
+        "Return the prompt as the model got it, in __verbose.prompt of the answer or of its last chunk, as"
+        " llama-server "
         "does.",
     )
     response_format = optional(by_type(PlainFormat, SchemaFormat))
@@ -316,34 +317,34 @@ class ChatRequest(_Request, Sampling, Computation, Targets, Thoughts, TemplateKw
     messages = required(array(Message, 1, MAX_TURNS, of="messages"))
     continue_final_message = optional(
         boolean(),
-        "Whether the answer goes on with the last message, which is then the assistant's. By default where it is.",
+        "Whether the answer continues the last message, which must be the assistant's. The default is true if it is.",
     )
     reasoning_effort = optional(
         choice(*REASONING_EFFORTS),
-        "How much the model thinks, where its chat template knows such a thing; none: not at all.",
+        "How much the model thinks, where its chat template supports that; none: not at all.",
     )
     reasoning_format = optional(
         choice("auto", "deepseek", "none"),
-        "Where the model's thoughts are: in reasoning_content, or with none in the content, with their marks.",
+        "Where to put the model's thoughts: in reasoning_content, or with none in the content, with their marks.",
         default="auto",
     )
     add_generation_prompt = switch(True, "Whether the template opens an assistant's message where none is continued.")
     max_completion_tokens = optional(
-        _limit(1), "Cut to what the context holds and to the server's --max-tokens, which are the default too."
+        _limit(1), "Limited by the context and the server's --max-tokens; that limit is also the default."
     )
     max_tokens = optional(_limit(1), "The older name of max_completion_tokens.")
     n_predict = optional(_limit(1), "llama-server's name of max_tokens.")
-    logprobs = switch(False, "Say the log-probability of each token.")
+    logprobs = switch(False, "Return the log-probability of each token.")
     top_logprobs = optional(
-        whole(0, MAX_TOP_LOGPROBS), "Say it also of so many of the likeliest tokens; needs logprobs."
+        whole(0, MAX_TOP_LOGPROBS), "Return also those of this many of the likeliest tokens; needs logprobs."
     )
     tools = optional(array(Tool, high=MAX_TOOLS, of="tools"))
     tool_choice = omittable(ToolChoice)
     parallel_tool_calls = optional(
-        boolean(), "Whether there may be several calls; by default, unless a call is required."
+        boolean(), "Whether there may be several calls. The default is true, unless a call is required."
     )
     modalities = optional(_MODALITIES, "Whether the answer is spoken too.", default=["text"])
-    audio = optional(_SpokenAnswer, "How it is spoken; goes with the modality audio.")
+    audio = optional(_SpokenAnswer, "How the answer is spoken; needs the modality audio.")
 
 
 _TOKENS = array(any_of(string(), whole(0)), 1)
@@ -358,20 +359,19 @@ class CompletionRequest(_Request, Sampling, Computation, Targets):
     prompt = required(Texts)
     max_tokens = optional(
         _limit(0),
-        "Cut to what the context holds and to the server's --max-tokens; 0: none, which is for an echo; -1: as many as "
-        "fit.",
+        "Limited by the context and the server's --max-tokens; 0: none, for use with echo; -1: that limit.",
         default=DEFAULT_COMPLETION_TOKENS,
     )
     n_predict = optional(_limit(0), "llama-server's name of max_tokens.")
-    best_of = optional(whole(1, MAX_CHOICES), "Accepted only where it is n.")
+    best_of = optional(whole(1, MAX_CHOICES), "Accepted only if it equals n.")
     logprobs = optional(
-        whole(0, MAX_TOP_LOGPROBS), "Say the log-probability of each token, and of so many of the likeliest."
+        whole(0, MAX_TOP_LOGPROBS), "Return the log-probability of each token, and of this many of the likeliest."
     )
     prompt_logprobs = optional(
         whole(0, MAX_TOP_LOGPROBS),
-        "Say the log-probability of each token of the prompt, as vLLM does, and of so many of the likeliest; not in a "
-        "stream. Here and with echo and logprobs all of the prompt is computed anew, and it may have 131072 tokens at "
-        "most, divided by one more than this number.",
+        "Return the log-probability of each token of the prompt, as vLLM does, and of this many of the likeliest; not"
+        " in a stream. With this field, or with echo and logprobs, no cached prefix is used, and the prompt may have"
+        " at most 131072 tokens divided by one more than this number.",
     )
     echo = switch(
         False,
@@ -394,6 +394,6 @@ class EmbeddingsRequest(Declared):
     encoding_format = optional(choice("float", "base64"), "base64: of 32-bit floats, little-endian.", default="float")
     dimensions = optional(
         whole(1),
-        "Only so many of each vector's numbers, of unit length again; at most the model's. For models that are trained "
-        "for it (Matryoshka).",
+        "The number of dimensions of each vector, which is normalized again; at most the model's. For models that are"
+        " trained for it (Matryoshka).",
     )

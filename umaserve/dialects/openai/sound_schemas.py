@@ -53,16 +53,18 @@ def _no_instructions(given: Any, path: str) -> str:
 
 
 class SpeechRequest(Declared):
-    model = optional(string(max_bytes=MAX_ID_BYTES), "Any name will do: one voice is there.")
+    model = optional(string(max_bytes=MAX_ID_BYTES), "Ignored: the server has a single voice.")
     input = required(Kind(string(1, MAX_INPUT_CHARS).schema, _input))
     voice = optional(Voice)
     response_format = optional(
         choice(*TEXT_FORMATS),
-        "A file, or with pcm its samples alone. opus is in Ogg. A server without umaserve[media] has wav and pcm only, "
-        "and wav is the default there.",
+        "The format of the sound: a file, or with pcm only samples. opus is in Ogg. A server without umaserve[media]"
+        " has only wav and pcm, and wav is its default.",
         default="mp3",
     )
-    stream_format = optional(choice("audio", "sse"), "With sse the sound comes in server-sent events.", default="audio")
+    stream_format = optional(
+        choice("audio", "sse"), "With sse the sound is sent in server-sent events.", default="audio"
+    )
     speed = optional(Kind(choice(1).schema, _speed), "No other is supported.", default=1)
     instructions = optional(Kind(string(max_bytes=0).schema, _no_instructions), "Not supported.")
 
@@ -108,8 +110,8 @@ class _RecordingForm(Declared):
     model = omittable(string(max_bytes=MAX_ID_BYTES), ABOUT_MODEL)
     prompt = omittable(
         string(),
-        "What came before the recording, or names and words that may occur in it. The model is told so; it counts "
-        "against --max-prompt-bytes.",
+        "The text that preceded the recording, or names and words that may occur in it. It becomes part of the"
+        " prompt, and counts against --max-prompt-bytes.",
     )
     temperature = omittable(number(0, 1), default=0)
     response_format = omittable(choice("json", "text", "verbose_json", "srt", "vtt"), default="json")
@@ -118,21 +120,21 @@ class _RecordingForm(Declared):
 class TranscriptionForm(_RecordingForm):
     language = omittable(
         string(max_bytes=32),
-        "The language of the speech: a code of ISO 639-1, or a name. Without it the model finds it out.",
+        "The language of the speech: a code of ISO 639-1, or a name. Without it the model detects the language.",
     )
     stream = omittable(
         boolean(),
-        "Send the text in server-sent events as it is found. With response_format json or text.",
+        "Send the text in server-sent events as it is transcribed. With response_format json or text.",
         default=False,
     )
     include_ = omittable(
-        _only("logprobs", "since there is nothing else to include"),
-        "Adds logprobs, a log-probability for each token, to json and to the events.",
+        _only("logprobs", "since nothing else can be included"),
+        "Adds a log-probability for each token (logprobs) to json and to the events.",
         key="include[]",
     )
     timestamp_granularities_ = omittable(
-        _only("segment", "since the model tells no times of words"),
-        "There are no times of words.",
+        _only("segment", "since word timestamps are not supported"),
+        "Word timestamps are not supported.",
         key="timestamp_granularities[]",
     )
     chunking_strategy = omittable(value(), "Ignored.")
@@ -165,7 +167,7 @@ class TranscriptSegment(Declared):
     temperature = required(number())
     avg_logprob = required(number(high=0))
     compression_ratio = required(number())
-    no_speech_prob = required(value(type="null"), "The models don't tell it.")
+    no_speech_prob = required(value(type="null"), "Not known: the models don't give it.")
 
 
 class _SoundUsage(Declared):
@@ -175,8 +177,8 @@ class _SoundUsage(Declared):
 
 class VerboseTranscript(Declared):
     task = required(choice("transcribe", "translate"))
-    language = required(string(), "That of the request, or unknown.")
-    duration = required(number(), "Of the recording, in seconds.")
+    language = required(string(), "The language in the request, or unknown.")
+    duration = required(number(), "Length of the recording in seconds.")
     text = required(string())
     segments = required(array(TranscriptSegment, high=1))
     usage = required(_SoundUsage)

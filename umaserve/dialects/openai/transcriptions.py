@@ -215,7 +215,7 @@ def _form(parts: Sequence[Part]) -> TranscriptionForm:
                 raise RequestError(Fault.BAD_REQUEST, name, "expected one value, got several")
             values[name] = _value(name, part.data)
         elif bare in _NO_SPEAKERS:
-            raise RequestError(Fault.BAD_REQUEST, name, "expected to be absent: the model tells no speakers apart")
+            raise RequestError(Fault.BAD_REQUEST, name, "expected to be absent: the model can't distinguish speakers")
     return TranscriptionForm(values)
 
 

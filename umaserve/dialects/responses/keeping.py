@@ -26,7 +26,7 @@ _TOLD: Mapping[str, tuple[type, ...]] = {
     "store": (bool,),
 }
 
-_ANEW = "this relay gives each request a worker anew, which knows no others"
+_ANEW = "this relay stores no responses, and each request may go to another worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def _earlier(previous: str, field: str, kept: TenantsResponses | None) -> tuple[
         raise RequestError(Fault.BAD_REQUEST, field, f"expected to be absent: {_ANEW}; send all items")
     found = kept.get(previous, field)
     if found.cancel is not None:
-        problem = "expected a response that has ended, got one that goes on in the background"
+        problem = "expected a response that has ended, got one that still runs in the background"
         raise RequestError(Fault.BAD_REQUEST, field, problem)
     return (*found.input, *found.output)
 

@@ -78,7 +78,7 @@ class KeptResponses:
         self.expire()
         kept = self._tenants.get(tenant, _Tenant()).kept.get(response_id)
         if kept is None:
-            expected = f"the id of a response of the last {MAX_AGE_S / 60:.0f} minutes that is still kept"
+            expected = f"the id of a response of the last {MAX_AGE_S / 60:.0f} minutes that is still stored"
             raise RequestError(Fault.NOT_FOUND, name, f"expected {expected}, got {response_id[:64]}")
         return kept
 

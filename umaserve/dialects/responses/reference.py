@@ -82,11 +82,11 @@ REFERENCE = Reference(
     {
         ("POST", "/v1/responses"): Operation(
             "createResponse",
-            "The next response of a conversation",
+            "Create the next response of a conversation",
             "Also at /responses, as in llama-server. Fields that are not listed are ignored. Images and recordings are "
-            "for models that take them (--mmproj); a body with them may have as many bytes as --max-chat-bytes says. "
-            "Tools that OpenAI's service would run itself are skipped, with a line in the log. A stream in which "
-            "nothing else comes has response.in_progress every 15 seconds.",
+            "for models that take them (--mmproj); a body with them may have up to --max-chat-bytes bytes. Tools that"
+            " OpenAI's service would run itself are ignored, with a line in the log. A stream without other events"
+            " has response.in_progress every 15 seconds.",
             body=Body(ResponseRequest, _EXAMPLES),
             replies={
                 "200": Reply(
@@ -94,8 +94,8 @@ REFERENCE = Reference(
                     json=Response,
                     events=(
                         ResponseEvent,
-                        "Each event has a name, which is the type of the JSON object in its data (x-event). Items come "
-                        "one after another. The last event has the whole response: completed, incomplete or failed.",
+                        "Each event has a name, which is the type of the JSON object in its data (x-event). Items"
+                        " follow one another. The last event has the whole response: completed, incomplete or failed.",
                     ),
                     headers={"x-umaserve-max-tokens": MAX_TOKENS},
                 )
@@ -103,34 +103,34 @@ REFERENCE = Reference(
         ),
         ("POST", "/v1/responses/input_tokens"): Operation(
             "countResponseTokens",
-            "The tokens of a prompt",
-            "Of a body of /v1/responses, whose other fields are checked and make no difference.",
+            "Count the tokens of a prompt",
+            "Takes a body of /v1/responses, whose other fields are checked and have no effect.",
             body=Body(ResponseRequest, {"plain": {"input": _COLOURS}}),
             replies={"200": Reply("OK", json=CountResponseTokensReply)},
         ),
         ("GET", "/v1/responses/{response_id}"): _of_one(
             "getResponse",
-            "A kept response as it is now",
-            "Responses are kept in memory for an hour, up to 256 and 16 MiB for a key or an address; the oldest go "
-            "first. Through a relay, the relay keeps them.",
+            "Get a stored response",
+            "Responses are stored in memory for an hour, up to 256 and 16 MiB for a key or an address; the oldest are"
+            " evicted first. Through a relay, the relay stores them.",
         ),
         ("DELETE", "/v1/responses/{response_id}"): _of_one(
             "deleteResponse",
-            "Forget a response",
-            "One that goes on in the background ends.",
+            "Delete a stored response",
+            "A response that still runs in the background is cancelled.",
             DeleteResponseReply,
         ),
         ("GET", "/v1/responses/{response_id}/input_items"): _of_one(
             "listInputItems",
-            "The items before a response",
-            "A page at a time, the latest first.",
+            "List the input items of a response",
+            "One page at a time, the latest first.",
             ListInputItemsReply,
             query_of(InputItemsQuery),
         ),
         ("POST", "/v1/responses/{response_id}/cancel"): _of_one(
             "cancelResponse",
-            "End a response in the background",
-            "What it has said so far is kept. One that has ended stays as it is. A body is ignored.",
+            "Cancel a background response",
+            "The output so far is kept. A response that has ended is not changed. A body is ignored.",
         ),
     },
 )

@@ -188,7 +188,7 @@ ResponseEvent = named(
         _event("response.function_call_arguments.done", **_IN_ITEM, name_=string(), arguments=string()),
         _event("response.custom_tool_call_input.done", **_IN_ITEM, input=string()),
     ),
-    "Its number counts the stream's events from 0.",
+    "sequence_number counts the stream's events from 0.",
 )
 
 

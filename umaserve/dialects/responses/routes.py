@@ -32,7 +32,7 @@ def _count(body: bytes, facts: Facts) -> Asked:
 def _page(make: Callable[[TenantsResponses, Request], tuple[int, str, bytes]]) -> Page:
     def made(facts: Facts, request: Request) -> tuple[int, str, bytes]:
         if facts.kept is None:
-            raise RequestError(Fault.NOT_FOUND, "response_id", "expected none: through this relay no response is kept")
+            raise RequestError(Fault.NOT_FOUND, "response_id", "expected none: this relay stores no responses")
         return make(facts.kept, request)
 
     return Page(made)

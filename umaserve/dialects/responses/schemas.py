@@ -68,7 +68,7 @@ class ResponseInputText(Declared):
 
 class ResponseInputImage(Declared):
     type = required(const("input_image"))
-    image_url = required(IMAGE_URL, "A data: URL with the image itself; nothing is ever fetched.")
+    image_url = required(IMAGE_URL, "A data: URL with the image itself; the server fetches nothing.")
     detail = optional(DETAIL)
 
 
@@ -136,7 +136,7 @@ class ResponseReasoning(Declared):
     type = required(const("reasoning"))
     summary = optional(array(by_type(_SummaryText), high=MAX_PARTS, of="parts"))
     content = optional(array(by_type(_ReasoningText), high=MAX_PARTS, of="parts"))
-    encrypted_content = optional(string(), "That of another service is ignored.")
+    encrypted_content = optional(string(), "Content that another service has encrypted is ignored.")
 
 
 _TYPED_ITEM = by_type(
@@ -201,7 +201,8 @@ class ResponseCustomTool(Declared):
     description = optional(string())
     format = optional(
         by_type(_FreeText, ResponseToolGrammar),
-        "The model is told the grammar, and the input matches it: a regular expression in the syntax of Rust's regex "
+        "The model gets the grammar in its prompt, and the input matches it: a regular expression in the syntax of"
+        " Rust's regex "
         "crate, without look-around, or Lark, without templates and imports other than those of common.",
     )
 
@@ -219,7 +220,7 @@ _TOOLS = {"function": ResponseFunctionTool, "custom": ResponseCustomTool, "names
 class ResponseServiceTool(Declared):
     type = required(
         Kind({"type": "string", "not": {"enum": [*_TOOLS]}, "maxLength": 64}, string(1, 64).read),
-        "Tools of OpenAI's service are skipped.",
+        "Tools of OpenAI's service are ignored.",
     )
 
 
@@ -256,9 +257,9 @@ def _tool_choice(given: Any, path: str) -> str | ResponseNamedTool | ResponseAll
 class ResponseReasoningOptions(Declared):
     effort = optional(
         choice(*REASONING_EFFORTS),
-        "none: the model doesn't think; what the others do is up to its chat template.",
+        "none: the model doesn't think; the effect of the others depends on its chat template.",
     )
-    summary = optional(choice("auto", "concise", "detailed"), "Checked only: the thoughts themselves are told.")
+    summary = optional(choice("auto", "concise", "detailed"), "Checked only: the thoughts themselves are returned.")
     generate_summary = optional(choice("auto", "concise", "detailed"), "An older name of summary.")
 
 
@@ -305,9 +306,9 @@ def _not_kept(why: str) -> Field[None]:
 class ResponseOptions(Declared):
     model = optional(string(max_bytes=MAX_ID_BYTES), ABOUT_MODEL)
     input = required(text_or(ResponseInputItem, 1, 4096, of="items"))
-    instructions = optional(string(), "Before all items. They aren't carried over to the next response.")
+    instructions = optional(string(), "Placed before all items. They don't apply to the next response.")
     max_output_tokens = optional(
-        whole(1), "At most --max-tokens and what the context holds; the answer is cut, not refused."
+        whole(1), "Limited by --max-tokens and the context: the answer is truncated, not refused."
     )
     reasoning = optional(ResponseReasoningOptions)
     text = optional(ResponseTextOptions)
@@ -322,7 +323,9 @@ class ResponseOptions(Declared):
         "tokens' log-probabilities.",
     )
     top_logprobs = optional(whole(0, MAX_TOP_LOGPROBS))
-    truncation = optional(choice("auto", "disabled"), "Checked only: a prompt that is too long is refused, never cut.")
+    truncation = optional(
+        choice("auto", "disabled"), "Checked only: a prompt that is too long is refused, never truncated."
+    )
     metadata = optional(_METADATA)
     max_tool_calls = optional(whole(1), "Checked only: it limits tools of OpenAI's service.")
     service_tier = optional(choice("auto", "default", "flex", "priority", "scale"), "Checked only.")
@@ -332,14 +335,16 @@ class ResponseOptions(Declared):
     conversation = _not_kept("this server keeps no conversations: use previous_response_id, or send all items")
     prompt = _not_kept("this server keeps no prompts: use instructions and input")
     stream = switch(False)
-    previous_response_id = optional(string(1, MAX_ID_BYTES), "Of a response that is kept: its items come before these.")
+    previous_response_id = optional(string(1, MAX_ID_BYTES), "The id of a stored response: its items precede these.")
     store = switch(
         True,
-        "Keep the response in memory for an hour, for those with the same key. By default true. Through a relay, the "
-        "relay keeps it.",
+        "Store the response in memory for an hour, for clients with the same key. The default is true. Through a"
+        " relay, the relay stores it.",
     )
     background = switch(
-        False, "Reply at once, and go on without the client, after interactive requests. Not with stream."
+        False,
+        "Reply at once, and continue without the client, at a lower priority than interactive requests. Not with"
+        " stream.",
     )
 
 

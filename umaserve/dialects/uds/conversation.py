@@ -96,7 +96,7 @@ class JsonDialect:
             return Cancel(_required_id(fields))
         if self._stream is not None:
             raise RequestError(
-                Fault.BUSY, "request", "one is running on this connection; wait for its eos, or cancel it"
+                Fault.BUSY, "request", "another request is running on this connection; wait for its eos, or cancel it"
             )
         kind = fields.choice("type", {"metrics": "metrics", "generate": "generate"}, "generate")
         wish = fields.boolean("keep_alive", None)

@@ -186,7 +186,7 @@ def _check(model: Model, path: str) -> None:
     experts = int(_model_value(model, f"{architecture}.expert_count".encode()) or 0)
     with _header(path) as header:
         if (_text(header, b"general.type"), _text(header, b"adapter.type")) != ("adapter", "lora"):
-            raise _error(path, "no LoRA adapter; convert one with llama.cpp's convert_lora_to_gguf.py")
+            raise _error(path, "not a LoRA adapter; convert one with llama.cpp's convert_lora_to_gguf.py")
         found = _text(header, b"general.architecture")
         if found != architecture:
             raise _error(path, f"made for the architecture {_shown(found or '')}, the model's is {architecture!r}")

@@ -37,7 +37,7 @@ def check_loaded(path: str, architecture: str, native: Any) -> None:
         expected = f"expected at least {MIN_CONTEXT}: download or convert it again"
         raise ModelError(f"model {path}: damaged, it was trained for {n_ctx} tokens, {expected}")
     if not serves_text(native):
-        problem = f"an encoder-decoder model ({architecture}), which does not go on with a text by itself"
+        problem = f"an encoder-decoder model ({architecture}), which does not continue a text by itself"
         raise ModelError(f"model {path}: {problem}: choose a decoder-only model")
     if llama_cpp.llama_model_is_diffusion(native):
         problem = f"a diffusion model ({architecture}), which does not write its text from left to right"

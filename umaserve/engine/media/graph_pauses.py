@@ -103,4 +103,4 @@ def _check_numbers(tensor: int) -> None:
     if elements.size:
         _read(tensor, elements.ctypes.data, 0, elements.nbytes)
         if not np.isfinite(elements).all():
-            raise RuntimeError("the voice's model computes what is no number")
+            raise RuntimeError("the voice's model has computed invalid numbers")

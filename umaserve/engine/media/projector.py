@@ -39,7 +39,7 @@ MAX_WINDOW_S = 32
 _OTHER_WIDTH = re.compile(r"text model \(n_embd = (\d+)\) and \S*mmproj \(n_embd = (\d+)\)")
 """Message of llama.cpp about a projector for a model of another width."""
 _NO_PROJECTOR = (
-    "it is no projector, since it encodes neither images nor sounds: give the one that was made for the model; its "
+    "it is not a projector, since it encodes neither images nor sounds: give the one that was made for the model; its "
     "file is often named mmproj"
 )
 
@@ -179,7 +179,7 @@ class Projector:
         embeddings = np.ctypeslib.as_array(native, (chunk.tokens, self._n_embd)).copy()
         if not np.isfinite(embeddings).all():
             raise RequestError(
-                Fault.DECODE_FAILED, "messages", "the projector made invalid numbers of an image or a sound"
+                Fault.DECODE_FAILED, "messages", "the projector has computed invalid numbers for an image or a sound"
             )
         chunk.keep(embeddings)
 
@@ -232,7 +232,9 @@ class Projector:
         found, further = (_image_places(image, n, position) for position in (0, 1))
         moves = (further - found)[:, :1]
         if (moves[:3] != 1).any() or (found + moves != further).any():
-            raise ValueError("the daemon can't say where the images of this kind of projector stand (HunyuanVL's)")
+            raise ValueError(
+                "the daemon doesn't know the positions of images with this kind of projector (HunyuanVL's)"
+            )
         return Places(found, moves)
 
 

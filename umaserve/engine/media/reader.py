@@ -135,7 +135,9 @@ class MediaReader:
             raise _refused(media, str(error)) from None
         for chunk in media_chunks(pieces):
             if chunk.whole and chunk.tokens > self._n_ubatch:
-                what = f"the model takes {chunk.tokens} tokens of it at once, and the daemon {self._n_ubatch}"
+                what = (
+                    f"the model needs {chunk.tokens} of its tokens in one pass, and the daemon allows {self._n_ubatch}"
+                )
                 raise _refused(media, f"{what}: raise --n-batch and --n-ubatch")
         if tenant is not None:
             self._cache.put((tenant, digest), pieces)

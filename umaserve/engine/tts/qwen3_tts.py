@@ -71,7 +71,7 @@ class Qwen3Tts:
         # The generator uses a token's offset from the first.
         if [ids[code] for code in codes] != list(range(ids[codes[0]], ids[codes[0]] + CODES)):
             raise ModelError(
-                f"--tts-model {backbone.path}: its codec's tokens are in no order: choose one that llama.cpp's "
+                f"--tts-model {backbone.path}: its codec's tokens are not in order: choose one that llama.cpp's "
                 "converter made"
             )
         self._tokens = np.array([ids[token] for token in (*codes, _END)])
@@ -101,7 +101,7 @@ class Qwen3Tts:
             raise RuntimeError("llama.cpp has no logits of the voice's last position")
         row = np.ctypeslib.as_array(logits, (self._n_vocab,))[self._tokens]
         if not (np.isfinite(row).all() and np.isfinite(np.ctypeslib.as_array(state, (self._n_embd,))).all()):
-            raise RuntimeError("the voice's model computes what is no number")
+            raise RuntimeError("the voice's model has computed invalid numbers")
         return int(self._tokens[self._sampler.sample(row, self._candidates)])
 
     def _new_sampler(self) -> Sampler:

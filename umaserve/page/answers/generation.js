@@ -13,7 +13,7 @@ const TOGETHER_MS = 30;
  * `on` has what is called meanwhile:
  *   accepted(message), status(message), token(message): the contract's messages init, status and token;
  *   steered("pause" | "resume" | "modify", parameters): it holds from the next token on;
- *   refused(message): a change was refused, the generation goes on;
+ *   refused(message): a change was refused, the generation continues;
  *   lost(), found(): the connection was lost, and is there again;
  *   done(completion) or failed(error): the end, once.
  */

@@ -16,7 +16,7 @@ const CHARTS = [
   { title: "Gap of tokens, p95", about: "how long readers wait for the next token, at worst in 19 of 20 cases", value: (f) => f.gap_ms_p95, limit: (f) => f.target_gap_ms, limitName: "target", words: milliseconds },
   { title: "Waiting requests", about: "for a slot or for memory; if some always wait, the box is too small", value: (f) => f.waiting, words: count, note: (f) => `${count(f.running)} running` },
   { title: "KV cells in use", about: "tokens that running answers remember; where all are in use, answers take turns", value: (f) => f.kv_cells_used, limit: (f) => f.kv_cells_total, limitName: "of", words: count, note: (f) => `${count(f.kv_cells_cached)} cached` },
-  { title: "Memory", about: "of the daemon and its models", value: (f) => f.memory_bytes, words: bytes, note: (f) => `${bytes(f.available_bytes)} left on the box` },
+  { title: "Memory", about: "of the daemon and its models", value: (f) => f.memory_bytes, words: bytes, note: (f) => `${bytes(f.available_bytes)} available` },
   { title: "Compute threads", about: "cores that compute; fewer while other programs need some", value: (f) => f.threads, words: count, note: (f) => threadWords(f.threads_reason) },
   { title: "Crashes of engines", about: "each was started anew, and its answers went on", value: (f) => f.crashes, words: count },
 ];

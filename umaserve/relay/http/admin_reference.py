@@ -41,27 +41,28 @@ def _ok(reply: Described) -> dict[str, Reply]:
 
 FOR_ADMINISTRATORS = {
     ("GET", "/admin/workers"): _operation("listWorkers", "All workers", _ok(ListWorkersReply)),
-    ("GET", "/admin/stats"): _operation("stats", "The numbers of /metrics", _ok(value(type="object"))),
+    ("GET", "/admin/stats"): _operation("stats", "Get the values of /metrics", _ok(value(type="object"))),
     ("GET", "/admin/metrics"): _operation(
         "adminMetrics",
-        "The metrics, with the usage of all keys",
+        "Get the metrics, with the usage of all keys",
         {"200": Reply("OK", content={"text/plain": string(description="Prometheus' text format.")})},
     ),
     ("POST", "/admin/workers/{id}/drain"): _operation(
-        "drainWorker", "Let a worker finish what it has, and go", _ok(Worker), of_one=True, body=_DRAIN
+        "drainWorker", "Drain a worker, and disconnect it", _ok(Worker), of_one=True, body=_DRAIN
     ),
     ("POST", "/admin/drain"): _operation(
-        "drainAll", "Let all workers finish what they have, and go", _ok(ListWorkersReply), body=_DRAIN
+        "drainAll", "Drain all workers, and disconnect them", _ok(ListWorkersReply), body=_DRAIN
     ),
     ("POST", "/admin/workers/{id}/refresh"): _operation(
         "refreshWorker", "Ask a worker for its models", _ok(Done), of_one=True
     ),
     ("POST", "/admin/refresh"): _operation("refreshAll", "Ask all workers for their models", _ok(Done)),
-    ("GET", "/admin/keys"): _operation(
-        "listKeys", "The clients' keys, without the keys themselves", _ok(ListKeysReply)
-    ),
+    ("GET", "/admin/keys"): _operation("listKeys", "List the clients' keys, without their secrets", _ok(ListKeysReply)),
     ("POST", "/admin/keys"): _operation(
-        "createKey", "A new key for a client", {"201": Reply("Created", json=CreateKeyReply)}, body=Body(CreateKeyBody)
+        "createKey",
+        "Create a key for a client",
+        {"201": Reply("Created", json=CreateKeyReply)},
+        body=Body(CreateKeyBody),
     ),
-    ("DELETE", "/admin/keys/{id}"): _operation("revokeKey", "End a key", _ok(Done), of_one=True),
+    ("DELETE", "/admin/keys/{id}"): _operation("revokeKey", "Revoke a key", _ok(Done), of_one=True),
 }

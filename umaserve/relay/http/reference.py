@@ -27,10 +27,11 @@ from umaserve.wire.declared import any_of, string, value
 
 FRAME = Frame(
     "umaserve relay",
-    "Many boxes behind one address: requests go to workers, which have the models, as they are, and their answers come "
-    "back as they are. What a body may hold, and what the answer is, a worker's own server says: a daemon's is in its "
-    "own /openapi.json. Bodies are JSON in UTF-8 with `Content-Type: application/json`. GET paths answer HEAD too, "
-    "and all answer OPTIONS. A client that disconnects cancels what it asked for.",
+    "One address for many machines: the relay forwards requests unchanged to workers, which have the models, and"
+    " returns their answers unchanged. The server behind a worker defines what a body may contain and what the answer"
+    " is: for a daemon, see its own /openapi.json. Bodies are JSON in UTF-8 with `Content-Type: application/json`."
+    " GET paths answer HEAD too, "
+    "and all answer OPTIONS. When a client disconnects, its request is cancelled.",
     keys={
         "key": {
             "type": "http",
@@ -50,7 +51,7 @@ FRAME = Frame(
         {"name": "relay", "description": "Answered by the relay."},
         {
             "name": "operation",
-            "description": "For administrators; without --admin-token-file there is none of it.",
+            "description": "For administrators; available only with --admin-token-file.",
         },
     ],
 )
@@ -59,32 +60,31 @@ ERRORS = Errors(
     "",
     AnyError,
     (
-        "By the relay: 400 for what is in the request, 401 without a good key, 404 for its path or "
-        "model, 405, 408 where it came too slowly, 413 where it is too large, 415 where it is no "
-        "JSON, 429 where the queue is full or wrong tokens were too many. Or by a worker, in its own "
-        "words."
+        "By the relay: 400 for what is in the request, 401 without a valid key, 404 for its path or "
+        "model, 405, 408 where it arrived too slowly, 413 where it is too large, 415 where it is no "
+        "JSON, 429 where the queue is full or there were too many wrong tokens. Or an error of the worker, unchanged."
     ),
     (
-        "By the relay: 502 where a worker failed, 503 where it is shutting down, workers were lost "
-        "too often or none carries WebSockets or sound, 504 where no worker was free in time or one "
-        "took too long. Or by a worker, in its own words."
+        "By the relay: 502 where a worker failed, 503 where it is shutting down, workers were lost too often or none"
+        " supports WebSockets or sound, 504 where no worker was free in time or one took too long. Or an error of the"
+        " worker, unchanged."
     ),
     plain=True,
 )
 
-_AS_IT_IS = "The worker's answer as it is"
+_AS_IT_IS = "The worker's answer, unchanged"
 _WHOLE = {"200": Reply(f"{_AS_IT_IS}.", json=value(type="object"))}
 _EVENTS = {
     "200": Reply(
-        f"{_AS_IT_IS}, in one piece or as a stream of events. A stream that breaks off ends with an event of "
-        "RelayError.",
+        f"{_AS_IT_IS}, in one piece or as a stream of events. A stream that is interrupted ends with an event of"
+        " RelayError.",
         json=value(type="object"),
         content={"text/event-stream": string()},
     )
 }
 _LINES = {
     "200": Reply(
-        f"{_AS_IT_IS}, in one piece or as lines. Where it breaks off, so does the body.",
+        f"{_AS_IT_IS}, in one piece or as lines. If it is interrupted, so is the body.",
         json=value(type="object"),
         content={"application/x-ndjson": string()},
     )
@@ -92,21 +92,21 @@ _LINES = {
 _ANYTHING = {"200": Reply(f"{_AS_IT_IS}.", content={"*/*": value()})}
 _RESPONSE = {
     "200": Reply(
-        "The worker's answer, in one piece or as a stream of events. A stream that breaks off ends with an event of "
-        "RelayError.",
+        "The worker's answer, in one piece or as a stream of events. A stream that is interrupted ends with an event"
+        " of RelayError.",
         json=value(type="object"),
         content={"text/event-stream": string()},
     )
 }
 _WEBSOCKET = upgraded(
     Error,
-    ", whose frames go to a worker and come from it as they are. It is one request to the worker, from the first frame "
-    "to its close.",
+    ", whose frames are forwarded to and from a worker unchanged. For the worker it is one request, from the first"
+    " frame to the close.",
 )
 _KEPT = (
-    "The relay keeps the response, and what is said of that in an answer in one piece is its own: store, background, "
-    "previous_response_id. A stream passes as the worker sends it, and only umaserve's workers say the same in it. A "
-    "worker gets all items of a conversation, and neither previous_response_id nor background."
+    "The relay stores the response, and sets store, background and previous_response_id in an answer in one piece. A"
+    " stream is forwarded unchanged, and only workers of umaserve have the same values in it. A worker gets all items"
+    " of a conversation, and neither previous_response_id nor background."
 )
 _MODEL = Parameter("model", "query", about='The model of messages that name none, or "default"; without it, any.')
 _RESPONSE_ID = Parameter("response_id", "path")
@@ -154,10 +154,10 @@ REFERENCE = Reference(
         ),
         ("GET", "/v1/responses/{response_id}"): Operation(
             "getResponse",
-            "A kept response as it is now",
+            "Get a stored response",
             (
-                "Responses are kept in memory for an hour, up to 256 and 16 MiB for a key or an address; the "
-                "oldest go first."
+                "Responses are stored in memory for an hour, up to 256 and 16 MiB for a key or an address; the oldest"
+                " are evicted first."
             ),
             tag="relay",
             parameters=(_RESPONSE_ID,),
@@ -165,16 +165,16 @@ REFERENCE = Reference(
         ),
         ("DELETE", "/v1/responses/{response_id}"): Operation(
             "deleteResponse",
-            "Forget a response",
-            "One that goes on in the background ends.",
+            "Delete a stored response",
+            "A response that still runs in the background is cancelled.",
             tag="relay",
             parameters=(_RESPONSE_ID,),
             replies={"200": Reply("OK", json=DeleteResponseReply)},
         ),
         ("GET", "/v1/responses/{response_id}/input_items"): Operation(
             "listInputItems",
-            "The items before a response",
-            "A page at a time, the latest first.",
+            "List the input items of a response",
+            "One page at a time, the latest first.",
             tag="relay",
             parameters=(
                 _RESPONSE_ID,
@@ -188,8 +188,8 @@ REFERENCE = Reference(
         ),
         ("POST", "/v1/responses/{response_id}/cancel"): Operation(
             "cancelResponse",
-            "End a response in the background",
-            "Nothing of what it has said is kept. One that has ended stays as it is. A body is ignored.",
+            "Cancel a background response",
+            "Its output so far is lost. A response that has ended is not changed. A body is ignored.",
             tag="relay",
             parameters=(_RESPONSE_ID,),
             replies={"200": Reply("OK", json=Response)},
@@ -199,33 +199,33 @@ REFERENCE = Reference(
         ("POST", "/api/generate"): _relayed("ollamaGenerate", "Ollama's generations", _LINES),
         ("POST", "/api/embed"): _relayed("ollamaEmbed", "Ollama's embeddings", _WHOLE),
         ("POST", "/api/embeddings"): _relayed("ollamaEmbeddings", "Ollama's embedding of one text", _WHOLE),
-        ("POST", "/api/show"): _relayed("ollamaShow", "What a worker says of a model, as Ollama has it", _WHOLE),
+        ("POST", "/api/show"): _relayed("ollamaShow", "Show a model, in Ollama's API", _WHOLE),
         ("POST", "/v1/audio/speech"): Operation(
             "speak",
-            "A text read aloud, as OpenAI's API has it",
+            "Turn a text into speech, in OpenAI's API",
             body=Body(Request),
             replies={
                 "200": Reply(
-                    "The worker's answer as it is. Where it breaks off, so does the body.",
+                    "The worker's answer, unchanged. If it is interrupted, so is the body.",
                     content={"audio/*": string(contentMediaType="audio/*")},
                 )
             },
         ),
         ("POST", "/v1/audio/transcriptions"): Operation(
             "transcribe",
-            "What is said in a recording, as OpenAI's API has it",
+            "Transcribe a recording, in OpenAI's API",
             body=Body(TranscribeBody, media="multipart/form-data"),
             replies=_ANYTHING,
         ),
         ("POST", "/audio/transcriptions"): Operation(
             "transcribeUnprefixed",
-            "What is said in a recording, without /v1",
+            "Transcribe a recording, without /v1",
             body=Body(TranscribeBody, media="multipart/form-data"),
             replies=_ANYTHING,
         ),
         ("POST", "/v1/audio/translations"): Operation(
             "translate",
-            "What is said in a recording, in English, as OpenAI's API has it",
+            "Translate a recording into English, in OpenAI's API",
             body=Body(TranscribeBody, media="multipart/form-data"),
             replies=_ANYTHING,
         ),
@@ -233,47 +233,43 @@ REFERENCE = Reference(
         ("POST", "/chat/completions/input_tokens"): _relayed(
             "countChatTokensUnprefixed", "The number of tokens of OpenAI's chat completions, without /v1", _WHOLE
         ),
-        ("POST", "/completion"): _relayed("completeNative", "Completions, as llama.cpp's server has them", _EVENTS),
-        ("POST", "/completions"): _relayed(
-            "completeNativeAlias", "Completions, as llama.cpp's server has them", _EVENTS
-        ),
-        ("POST", "/infill"): _relayed("infill", "What fills a gap in a text, as llama.cpp's server has it", _EVENTS),
-        ("POST", "/embedding"): _relayed(
-            "embedNative", "The vectors of texts, as llama.cpp's server has them", _EVENTS
-        ),
+        ("POST", "/completion"): _relayed("completeNative", "Continue a text, in llama.cpp's API", _EVENTS),
+        ("POST", "/completions"): _relayed("completeNativeAlias", "Continue a text, in llama.cpp's API", _EVENTS),
+        ("POST", "/infill"): _relayed("infill", "Fill in the middle of a text, in llama.cpp's API", _EVENTS),
+        ("POST", "/embedding"): _relayed("embedNative", "Create the embeddings of texts, in llama.cpp's API", _EVENTS),
         ("POST", "/embeddings"): _relayed(
-            "embedNativeAlias", "The vectors of texts, as llama.cpp's server has them", _EVENTS
+            "embedNativeAlias", "Create the embeddings of texts, in llama.cpp's API", _EVENTS
         ),
-        ("POST", "/tokenize"): _relayed("tokenize", "The tokens of a text, as llama.cpp's server has it", _EVENTS),
-        ("POST", "/detokenize"): _relayed("detokenize", "The text of tokens, as llama.cpp's server has it", _EVENTS),
+        ("POST", "/tokenize"): _relayed("tokenize", "Tokenize a text, in llama.cpp's API", _EVENTS),
+        ("POST", "/detokenize"): _relayed("detokenize", "Detokenize tokens, in llama.cpp's API", _EVENTS),
         ("GET", "/generate"): Operation(
             "converse",
-            "A WebSocket: a stream that can be steered while it runs",
+            "WebSocket: a stream that can be controlled while it runs",
             parameters=(_MODEL,),
             replies=_WEBSOCKET,
         ),
         ("GET", "/ws/chat"): Operation(
             "chatMode",
-            "A WebSocket: one conversation in, text and speech out",
+            "WebSocket: one turn of a chat, with text and speech",
             parameters=(_MODEL,),
             replies=_WEBSOCKET,
         ),
         ("GET", "/v1/models"): Operation(
             "listModels",
-            "The models that connected workers have",
+            "List the models of the connected workers",
             (
-                "With the header anthropic-version in the form of Anthropic's API, a page at a time (limit, "
-                "before_id, after_id)."
+                "With the header anthropic-version, the reply has the form of Anthropic's API, a page at a time"
+                " (limit, before_id, after_id)."
             ),
             tag="relay",
             replies={"200": Reply("OK", json=any_of(ModelList, AnthropicModels))},
         ),
         ("GET", "/v1/models/{model}"): Operation(
             "getModel",
-            "A model by its name",
+            "Get a model by its name",
             (
-                "With the header anthropic-version in the form of Anthropic's API, where a name that begins "
-                "with claude stands for the only or default model."
+                "With the header anthropic-version, the reply has the form of Anthropic's API, and a name that begins"
+                " with claude means the only or default model."
             ),
             tag="relay",
             parameters=(Parameter("model", "path", string()),),
@@ -281,46 +277,46 @@ REFERENCE = Reference(
         ),
         ("GET", "/api/tags"): Operation(
             "ollamaTags",
-            "The models that connected workers have, as Ollama lists them",
+            "List the models of the connected workers, in Ollama's API",
             tag="relay",
             replies={"200": Reply("OK", json=OllamaTagsReply)},
         ),
         ("GET", "/api/ps"): Operation(
             "ollamaRunning",
-            "The same, as Ollama lists the loaded ones",
+            "List the same models as loaded, in Ollama's API",
             tag="relay",
             replies={"200": Reply("OK", json=OllamaTagsReply)},
         ),
         ("GET", "/api/version"): Operation(
             "ollamaVersion",
-            "The version of Ollama whose API this is",
+            "Get the version of Ollama that this API follows",
             tag="relay",
             replies={"200": Reply("OK", json=OllamaVersionReply)},
         ),
         ("GET", "/health"): Operation(
             "health",
-            "Whether new requests are taken",
+            "Check that the relay takes new requests",
             tag="relay",
             security=(),
             replies={"200": Reply("OK", json=Health), "503": Reply("The relay is shutting down.", json=Health)},
         ),
         ("GET", "/health/live"): Operation(
             "live",
-            "Whether the relay answers at all",
+            "Check that the relay answers (liveness)",
             tag="relay",
             security=(),
             replies={"200": Reply("OK", json=Health)},
         ),
         ("GET", "/health/ready"): Operation(
             "ready",
-            "Whether new requests are taken, also while there is no worker: they wait for one",
+            "Check that the relay takes new requests (readiness), also without workers: requests wait for one",
             tag="relay",
             security=(),
             replies={"200": Reply("OK", json=Health), "503": Reply("The relay is shutting down.", json=Health)},
         ),
         ("GET", "/metrics"): Operation(
             "metrics",
-            "Counters and gauges",
+            "Get counters and gauges",
             tag="relay",
             replies={"200": Reply("OK", content={"text/plain": string(description="Prometheus' text format.")})},
         ),
@@ -329,13 +325,13 @@ REFERENCE = Reference(
         ),
         ("GET", "/v1/worker/connect"): Operation(
             "connectWorker",
-            "A worker's WebSocket, by the protocol of ModelRelay",
+            "WebSocket of a worker, by the protocol of ModelRelay",
             tag="relay",
             security=[{"worker": []}],
             parameters=(Parameter("provider", "query", string(), "Must be the relay's --provider."),),
             replies={
                 "101": Reply(
-                    "The connection is a WebSocket from here on. A worker that is refused gets a close with the reason."
+                    "The connection is a WebSocket from here on. A refused worker gets a close frame with the reason."
                 )
             },
         ),

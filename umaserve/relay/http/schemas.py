@@ -27,7 +27,7 @@ class Request(Declared):
 
     model = optional(
         string(),
-        'Without one, or for "default", --default-model, or the only one that there is; the worker then gets its name.',
+        'Without a name, or for "default": --default-model, or the only model; the worker then gets its name.',
     )
     stream = switch(False)
 
@@ -50,7 +50,9 @@ class Worker(Declared):
     models = required(array(string()))
     max_concurrent = required(whole())
     in_flight = required(whole())
-    cancelled = required(whole(), "Requests that are nobody's any more and still have their place.")
+    cancelled = required(
+        whole(), "Requests whose client has disconnected, and which still occupy a place at the worker."
+    )
     load = required(whole())
     draining = required(boolean())
     features = required(array(string()))
@@ -90,12 +92,12 @@ class OllamaModel(Declared):
 
 class ResponseRequest(Request):
     input = omittable(value(type=["string", "array"]), "A text, or up to 4,096 items.")
-    store = switch(True, "Whether the relay keeps the response.")
-    previous_response_id = optional(string(), "A response that the relay keeps, which this one follows.")
+    store = switch(True, "Whether the relay stores the response.")
+    previous_response_id = optional(string(), "The stored response that this one continues.")
     background = switch(
         False,
-        "Whether the reply comes at once, and the response is to be fetched. The limits of the "
-        "relay's queue and of a request's time hold. Needs store, and takes no stream.",
+        "Whether the reply is sent at once, and the client fetches the response later. The limits of the relay's"
+        " queue and of a request's time apply. Needs store, and takes no stream.",
     )
 
 
@@ -158,7 +160,7 @@ class TranscribeBody(Declared):
 class ModelList(Declared):
     object_ = required(const("list"))
     data = required(array(Model))
-    models = required(value(type="array", maxItems=0), "Empty: Codex wants it.")
+    models = required(value(type="array", maxItems=0), "Always empty: Codex expects the field.")
 
 
 class OllamaTagsReply(Declared):
@@ -219,4 +221,4 @@ class CreateKeyBody(Declared):
 
 class CreateKeyReply(Declared):
     name_ = required(string())
-    key = required(string(), "Shown this once.")
+    key = required(string(), "The key itself, which is shown only here.")

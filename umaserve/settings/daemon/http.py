@@ -138,7 +138,8 @@ class Http:
         "",
         path(or_empty=True),
         "http",
-        "file for those that outlast drain_timeout, which clients can then resume at the next daemon; empty: none",
+        "file for generations that outlast drain_timeout, which clients can then resume at the next daemon; empty:"
+        " none",
         about="File for generations that outlast drain_timeout, and for those of lost WebSockets, at the daemon's "
         "end: their clients can resume them at the next daemon, which deletes it. No larger than resume_bytes. "
         "Empty: they end with the daemon. conf/umaserve.service sets it.",
@@ -186,8 +187,8 @@ class Http:
         True,
         switch(),
         "http",
-        "serve a page for browsers at /, to talk to the models",
-        about="Whether browsers get a page at /, to talk to the models. It needs no key, but asks for one where the "
+        "serve a page for browsers at /, to chat with the models",
+        about="Whether browsers get a page at /, to chat with the models. It needs no key, but asks for one where the "
         "API does.",
     )
     slots_prompts: bool = setting(

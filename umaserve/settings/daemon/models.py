@@ -20,15 +20,15 @@ class Models:
         about='Folder of more models, which clients choose by name ("model" in a request): each GGUF file, by its '
         "name without .gguf, also in a folder in it. The parts NAME-00001-of-00003.gguf and so on are one "
         "model, NAME. A model's projector is beside it: mmproj-NAME….gguf or NAME…mmproj….gguf, or any "
-        'mmproj….gguf where there is no other model. "umaserve models" lists them. A file that comes or goes is '
-        "noticed. Empty: none.",
+        'mmproj….gguf where there is no other model. "umaserve models" lists them. Added and deleted files '
+        "are noticed. Empty: none.",
     )
     strict_models: bool = setting(
         False,
         switch(),
         "models",
         "refuse requests that name a model which isn't there, instead of using the default",
-        about="What a request with the name of no model gets. true: an error, 404 in HTTP. false: the model of the "
+        about="What a request that names an unknown model gets. true: an error, 404 in HTTP. false: the model of the "
         "setting model.",
     )
     idle_unload: float = setting(

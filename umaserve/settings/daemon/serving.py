@@ -57,7 +57,7 @@ class Serving:
         0.0,
         real("seconds", 0, 3600),
         "serving",
-        "after SIGTERM, serve as before for this long, but for /health/ready, so that load balancers see it first",
+        "after SIGTERM, serve as before for this long, with 503 at /health/ready, so that load balancers notice",
         about="Seconds, 0 to 3600, in which the daemon serves as before after SIGTERM, new connections too, while "
         "/health/ready says 503: as long as load balancers take to see that. A second SIGTERM ends the daemon "
         "at once.",
@@ -68,8 +68,8 @@ class Serving:
         "serving",
         "after SIGTERM, let running requests finish for this long",
         about="Seconds, 0 to 3600, that running requests may take to finish after that. Where systemd holds the "
-        "sockets, those that have no token by then get as long again. It is told how long all that takes; for "
-        "another service manager keep it below that one's own timeout.",
+        "sockets, those that have no token by then get as long again. systemd is told how long the shutdown takes in"
+        " all; keep that below the stop timeout of any other service manager.",
     )
     wyoming: str = setting(
         "",
