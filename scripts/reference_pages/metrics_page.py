@@ -18,7 +18,7 @@ INTRODUCTION = """\
 # Reference of metrics
 
 What `GET /metrics` of a daemon and of a relay tells Prometheus. `umaserve metrics` prints the daemon's without
-`umaserve_` before their names. [As a service](../guide/service.md) says what to watch.
+`umaserve_` before their names. [Service](../guide/service.md) says what to watch.
 """
 
 
