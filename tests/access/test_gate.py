@@ -95,15 +95,15 @@ def test_a_caller_has_what_its_key_grants_as_long_as_it_does(tmp_path: Path) -> 
     assert [caller.may_use(*names) for names in (("small",), ("large",), ("large", ["small"]))] == [True, False, True]
     traced = replace(caller, traceparent="00-1")
     assert keyed.renewed(traced) == traced
-    assert keyed.still_operates(caller)
+    assert keyed.is_still_operator(caller)
     keys.revoke("ann")
     assert keyed.renewed(caller) is None
-    assert not keyed.still_operates(caller)
+    assert not keyed.is_still_operator(caller)
     keys.add("ann", group="background")
     renewed = Caller("openai", "ip:192.0.2.1", "ann", Priority.BACKGROUND, RateLimits(None, None), traceparent="00-1")
     assert keyed.renewed(traced) == renewed
     assert renewed.may_use("anything")
-    assert not keyed.still_operates(caller)
+    assert not keyed.is_still_operator(caller)
 
 
 def test_a_client_may_show_its_key_later(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from umaserve.dialects.anthropic.models import model, models
 from umaserve.dialects.anthropic.requests import count_request
 from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.dialects.skipped_tools import tell_skipped
+from umaserve.dialects.skipped_tools import log_ignored
 from umaserve.wire.http_head import Request
 
 LIMITS = RequestLimits(max_prompt_bytes=2000)
@@ -253,7 +253,7 @@ def test_anthropics_tools_that_the_client_runs_have_schemas_of_our_own():
 
 
 def test_tools_of_anthropics_service_are_skipped_which_is_told_once(caplog: pytest.LogCaptureFixture):
-    tell_skipped.cache_clear()
+    log_ignored.cache_clear()
     served = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}, {"type": "mcp_toolset"}]
     for _ in range(2):
         assert request(tools=[*served, TOOLS[0]]).tools == (F,)

@@ -39,9 +39,9 @@ from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.responses import pages
 from umaserve.dialects.responses.body import ResponseBody
 from umaserve.dialects.responses.items import sealed
-from umaserve.dialects.responses.keeping import RELAY_HEADER, told_by_relay
-from umaserve.dialects.responses.kept import MAX_AGE_S, MAX_BYTES, MAX_RESPONSES, Kept, KeptResponses
-from umaserve.dialects.skipped_tools import tell_skipped
+from umaserve.dialects.responses.keeping import RELAY_HEADER, relay_fields
+from umaserve.dialects.responses.kept import MAX_AGE_S, MAX_BYTES, MAX_RESPONSES, KeptResponses, StoredResponse
+from umaserve.dialects.skipped_tools import log_ignored
 from umaserve.wire.http_head import Request
 
 # A busy machine is no fault of the code.
@@ -796,14 +796,14 @@ def test_through_a_relay_nothing_is_kept():
 
 def test_what_a_relay_keeps_is_as_the_relay_says():
     said = {"store": True, "previous_response_id": "resp_9", "background": False}
-    told = told_by_relay({RELAY_HEADER: json.dumps(said)})
+    told = relay_fields({RELAY_HEADER: json.dumps(said)})
     known = replace(keeping(), kept=None, kept_by_relay=told)
     assert {key: respond(known, "a")[key] for key in said} == said
 
 
 @pytest.mark.parametrize("wrong", ["", "{", "[]", '{"store":1}', '{"id":"x"}', '{"previous_response_id":false}'])
 def test_what_no_relay_says_is_nothing(wrong: str):
-    assert told_by_relay({RELAY_HEADER: wrong}) == {} == told_by_relay({})
+    assert relay_fields({RELAY_HEADER: wrong}) == {} == relay_fields({})
 
 
 def test_what_is_too_large_to_be_kept_is_not_and_says_so(caplog: pytest.LogCaptureFixture):
@@ -833,8 +833,8 @@ def kept_of(all_kept: KeptResponses, tenant: str, count: int) -> list[str]:
 def test_the_oldest_goes_first():
     all_kept = KeptResponses(lambda: 0.0)
     for number in range(MAX_RESPONSES + 2):
-        all_kept.of("ann").keep(Kept(str(number), ()))
-    all_kept.of("bob").keep(Kept("0", ()))
+        all_kept.of("ann").keep(StoredResponse(str(number), ()))
+    all_kept.of("bob").keep(StoredResponse("0", ()))
     assert kept_of(all_kept, "ann", MAX_RESPONSES + 2) == [str(number) for number in range(2, MAX_RESPONSES + 2)]
     assert kept_of(all_kept, "bob", 1) == ["0"]
 
@@ -843,12 +843,12 @@ def test_a_tenants_bytes_and_those_of_all_are_bounded():
     all_kept = KeptResponses(lambda: 0.0)
     half = b"x" * (MAX_BYTES // 2 - 10_000)
     for number in range(3):
-        all_kept.of("ann").keep(Kept(str(number), (half,)))
+        all_kept.of("ann").keep(StoredResponse(str(number), (half,)))
     assert kept_of(all_kept, "ann", 3) == ["1", "2"]
     all_kept.of("ann").drop("1")
     for tenant in ("b", "c", "d", "e"):
         for number in range(2):
-            all_kept.of(tenant).keep(Kept(str(number), (half,)))
+            all_kept.of(tenant).keep(StoredResponse(str(number), (half,)))
     # Who has most gives up its oldest; who has less keeps what it has.
     assert kept_of(all_kept, "ann", 3) == ["2"]
     assert sum(len(kept_of(all_kept, tenant, 2)) for tenant in ("b", "c", "d", "e")) == 7
@@ -857,9 +857,9 @@ def test_a_tenants_bytes_and_those_of_all_are_bounded():
 def test_age_ends_what_is_kept():
     clock = [0.0]
     all_kept, ended = KeptResponses(lambda: clock[0]), list[str]()
-    all_kept.of("ann").keep(Kept("0", (), cancel=lambda: ended.append("0")))
+    all_kept.of("ann").keep(StoredResponse("0", (), cancel=lambda: ended.append("0")))
     clock[0] = MAX_AGE_S - 1
-    all_kept.of("ann").keep(Kept("1", ()))
+    all_kept.of("ann").keep(StoredResponse("1", ()))
     clock[0] = MAX_AGE_S + 1
     all_kept.expire()
     assert (kept_of(all_kept, "ann", 2), ended) == (["1"], ["0"])
@@ -876,7 +876,7 @@ def test_tools():
 
 
 def test_tools_of_openais_service_are_skipped(caplog: pytest.LogCaptureFixture):
-    tell_skipped.cache_clear()
+    log_ignored.cache_clear()
     for _ in range(2):
         assert request(tools=[{"type": "web_search"}, F_TOOL, {"type": "mcp", "server_label": "x"}]).tools == (F,)
     assert [line.split("'")[1] for line in caplog.messages] == ["web_search", "mcp"]

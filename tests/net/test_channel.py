@@ -331,13 +331,13 @@ def test_that_a_peer_has_left_entirely_shows_though_nothing_is_read(pair: Pair) 
     pair.peer.send(b"a request")
     pair.peer.shutdown(socket.SHUT_WR)
     pair.loop.turns(2)
-    assert not pair.channel.deserted, "it may still read"
+    assert not pair.channel.peer_gone, "it may still read"
     pair.peer.close()
     pair.loop.turns(2)
-    assert pair.channel.deserted
+    assert pair.channel.peer_gone
     assert pair.handler.calls == []
     pair.channel.abort()
-    assert not pair.channel.deserted
+    assert not pair.channel.peer_gone
 
 
 def test_a_half_closed_peer_is_closed_without_lingering_once_all_is_written(pair: Pair) -> None:

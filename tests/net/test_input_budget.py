@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from umaserve.core.events import FinishReason, Placed, Started
 from umaserve.http.connection import HttpConnection
 from umaserve.net.channel import READ_PER_TURN, Channel
-from umaserve.net.input_budget import DESERTED_POLL_S, InputBudget, InputShare
+from umaserve.net.input_budget import GONE_POLL_S, InputBudget, InputShare
 from umaserve.net.loop import Loop
 from umaserve.relay.http import site as relay_site
 from umaserve.relay.server import RelayServer
@@ -34,7 +34,7 @@ FREE = READ_PER_TURN + 1000
 class Peer:
     """A client with messages to send, and as much of a channel as a budget knows."""
 
-    deserted = False
+    peer_gone = False
 
     def __init__(self, budget: InputBudget) -> None:
         self.share = budget.share(cast(Channel, self))
@@ -406,8 +406,8 @@ def test_who_leaves_while_it_waits_is_noticed(crowd: Crowd, kind: str) -> None:
     assert [client.share.may_grow for client in waiting] == [False] * 3
     for client in waiting[:2]:
         client.socket.shutdown(socket.SHUT_RDWR)
-    crowd.turn(DESERTED_POLL_S)
-    crowd.turn(DESERTED_POLL_S)
+    crowd.turn(GONE_POLL_S)
+    crowd.turn(GONE_POLL_S)
     assert [client.connection.channel.open for client in waiting] == [False, False, True]
     assert crowd.budget.drawn == drawn + waiting[2].share.drawn
 

@@ -12,7 +12,7 @@ from redis_server import RedisServer
 from relay_peers import Relay, Worker, wait_until
 
 from umaserve.net.timers import Timer, Timers
-from umaserve.relay.peers.peer_updates import REFILLED_S, UntoldUsage
+from umaserve.relay.peers.peer_updates import REFILLED_S, UnackedUsage
 from umaserve.relay.pool.peer_load import FORGET_S, PeerLoad
 from umaserve.sessions.rates import RateLimits, Rates
 
@@ -127,7 +127,7 @@ def test_a_keys_rate_holds_over_both(pair: tuple[Relay, Relay]) -> None:
 @pytest.mark.parametrize("away_s", [0, 3, 50, 100, 1000])
 def test_what_was_used_long_ago_is_not_told(away_s: int) -> None:
     clock, total = Clock(), 0
-    untold = UntoldUsage(lambda: {"alice": (total, 0)}, clock.now)
+    untold = UnackedUsage(lambda: {"alice": (total, 0)}, clock.now)
 
     def told(arrives: bool) -> int:
         clock.advance(1.0)

@@ -195,7 +195,7 @@ class Link:
         assert self.worker not in relay.pool.workers
         relay.links.append(self)
         relay.known.update(models)
-        relay.pool.welcome(self.worker)
+        relay.pool.activate(self.worker)
 
     @property
     def occupied(self) -> int:

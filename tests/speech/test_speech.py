@@ -212,7 +212,7 @@ class Answer:
         self.on_audio: Callable[[], None] = lambda: None
         self.speaker = Speaker(self.voice, "en", self.worker.submit_lengthy, raw, self._spoken, self.ends.append)
         if reference is not None:
-            self.speaker.become(reference, self.worker.submit)
+            self.speaker.clone(reference, self.worker.submit)
 
     def _spoken(self, audio: bytes, n_samples: int) -> None:
         assert n_samples == len(audio) // 4

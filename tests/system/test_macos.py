@@ -16,7 +16,7 @@ from umaserve.system import child, macos, madvise, missing
 from umaserve.system.cores import processor, usable_cores
 from umaserve.system.descriptors import raise_descriptor_limit
 from umaserve.system.memory import MemoryPressure, available_bytes, resident_bytes
-from umaserve.system.threads import be_nice, make_nice
+from umaserve.system.threads import set_own_niceness, set_thread_niceness
 
 GIB = 1 << 30
 INT, LONG = 4, 8
@@ -113,8 +113,8 @@ def test_a_threads_id_is_never_taken_for_a_process(mac: Mac, monkeypatch: pytest
         raise AssertionError("another process could have this id")
 
     monkeypatch.setattr(os, "setpriority", renice)
-    be_nice(19)
-    make_nice(4711, 19)
+    set_own_niceness(19)
+    set_thread_niceness(4711, 19)
     assert mac.classes == [0x11]
 
 

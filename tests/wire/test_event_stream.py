@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from umaserve.wire.event_stream import EventData, begins_event, end_of_events, is_event_stream, says_nothing
+from umaserve.wire.event_stream import EventData, begins_event, end_of_events, has_only_comments, is_event_stream
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ def test_what_does_not(text: str) -> None:
 
 @pytest.mark.parametrize("text", [":\n\n", "\n: ping\r\n\r\n:\r\n\r\n", ":\r\r"])
 def test_comments_say_nothing(text: str) -> None:
-    assert says_nothing(text)
+    assert has_only_comments(text)
 
 
 @pytest.mark.parametrize("text", ["", ":", ":\n", ":\n\n:", "data: 1\n\n", ":\n\ndata: 1\n\n", "event: ping\n\n"])
 def test_all_else_says_something(text: str) -> None:
-    assert not says_nothing(text)
+    assert not has_only_comments(text)
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(["\n", "\r\n", "\r"], repeat=2)))

@@ -25,7 +25,7 @@ from umaserve.wire.relay_messages import Request
 from umaserve.worker import relay_connection
 from umaserve.worker.backend import Reply
 from umaserve.worker.dialer import Dialer
-from umaserve.worker.relay_link import Introduction, RelayLink
+from umaserve.worker.relay_link import RelayLink, WorkerIdentity
 from umaserve.worker.server import WorkerServer
 from umaserve.worker.versions import RelayVersions
 
@@ -109,7 +109,7 @@ class LinkedWorker:
         self.backend = Backend()
         self.thread = LoopThread()
         stack.callback(self.thread.close)
-        introduction = Introduction(SECRET, "our box", "worker-name", 3, 10.0)
+        introduction = WorkerIdentity(SECRET, "our box", "worker-name", 3, 10.0)
         dialer = self.thread.call(lambda: Dialer(self.thread.loop, self.thread.resolving.submit, ca_file))
         self.link = RelayLink(
             self.thread.loop, dialer, url, introduction, self.backend, lambda: self.acks.put(None), versions

@@ -169,7 +169,7 @@ class Gate:
         key = self._keys.named(caller.key)
         return None if key is None else _granted(caller, key)
 
-    def still_operates(self, caller: Caller) -> bool:
+    def is_still_operator(self, caller: Caller) -> bool:
         """Whether the caller's key, if one is needed, still is an operator's."""
         renewed = self.renewed(caller)
         return renewed is not None and renewed.operator

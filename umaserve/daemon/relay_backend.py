@@ -24,7 +24,7 @@ from umaserve.dialects.http import (
     SpeechReply,
     TextReply,
 )
-from umaserve.dialects.responses.keeping import told_by_relay
+from umaserve.dialects.responses.keeping import relay_fields
 from umaserve.net.channel import Channel, Handler
 from umaserve.net.loop import Loop
 from umaserve.sessions.caller import Caller
@@ -81,7 +81,7 @@ class DaemonBackend:
             reply.complete(413, _JSON, too_large)
             return None
         # Nobody can come back: a relay gives each connection and each request a worker anew.
-        facts = replace(self._services.facts(), resumable=False, kept_by_relay=told_by_relay(headers))
+        facts = replace(self._services.facts(), resumable=False, kept_by_relay=relay_fields(headers))
         match found.route.endpoint:
             case EngineQuestion() | TextReply() | FormReply() | SpeechReply() as endpoint:
                 responder = _Responder(reply)
@@ -196,7 +196,7 @@ class _Wire:
 
     overfull = False
     ended = False
-    deserted = False
+    peer_gone = False
 
     def __init__(self, loop: Loop, reply: Reply) -> None:
         self.handler: Handler

@@ -12,7 +12,7 @@ from umaserve.settings.reread import reread
 from umaserve.settings.secret_file import read_secret
 from umaserve.system.threads import JobThread
 from umaserve.worker.dialer import Dialer
-from umaserve.worker.relay_link import Introduction, RelayLink
+from umaserve.worker.relay_link import RelayLink, WorkerIdentity
 from umaserve.worker.versions import RelayVersions, kept_in_state_directory
 
 CONNECT_S = 10.0
@@ -30,7 +30,7 @@ class DaemonLinks:
         if not config.relay:
             return
         name = config.worker_name or platform.node() or "worker"
-        self._mine = Introduction(self._read_secret(), config.relay_provider, name, config.parallel, CONNECT_S)
+        self._mine = WorkerIdentity(self._read_secret(), config.relay_provider, name, config.parallel, CONNECT_S)
         self._resolving = JobThread("resolving", loop.wake)
         self.threads.append(self._resolving)
         self._dialer = Dialer(loop, self._resolving.submit, config.relay_ca_file)

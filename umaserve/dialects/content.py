@@ -17,7 +17,7 @@ _ITEMS = array(by_type(TextItem, ImageItem, AudioItem, VideoItem), 1, MAX_ITEMS,
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ImageSettings:
     """Options for images and the frames of videos."""
 
     max_slices: int | None = None
@@ -25,7 +25,7 @@ class Look:
     omni: bool = False
 
 
-def turn_with_media(fields: Fields, role: str, look: Look, sample_rate: int | None) -> ChatTurn:
+def turn_with_media(fields: Fields, role: str, look: ImageSettings, sample_rate: int | None) -> ChatTurn:
     """A turn whose ``content`` is a string or an array of texts and media, as ``/ws/chat`` and ``/generate`` have it.
     ``sample_rate`` is that of samples which don't say theirs; ``None``: those are files."""
     value, path = fields.values.get("content"), fields.name("content")
@@ -39,7 +39,9 @@ def turn_with_media(fields: Fields, role: str, look: Look, sample_rate: int | No
     return ChatTurn(role, content, attachments=attachments)
 
 
-def _item(item: TextItem | ImageItem | AudioItem | VideoItem, look: Look, sample_rate: int | None) -> str | Media:
+def _item(
+    item: TextItem | ImageItem | AudioItem | VideoItem, look: ImageSettings, sample_rate: int | None
+) -> str | Media:
     """One item of a content list. ``data`` is decoded and checked later, not on the loop's thread."""
     field = item.name("data")
     match item:

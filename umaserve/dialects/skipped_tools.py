@@ -9,6 +9,6 @@ log = logging.getLogger(__name__)
 
 
 @lru_cache(maxsize=256)
-def tell_skipped(kind: str) -> None:
+def log_ignored(kind: str) -> None:
     """Log once that tools of this type are skipped: programs send them with each request."""
     log.warning("ignored tools of type %r, which this server doesn't run (logged once)", kind)

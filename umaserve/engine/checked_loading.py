@@ -9,7 +9,7 @@ from collections.abc import Callable
 from umaserve.engine import needs
 from umaserve.engine.engine import LlamaEngine
 from umaserve.engine.files import gguf
-from umaserve.engine.last_words import Begins, untold
+from umaserve.engine.last_words import Begins, ignore_begin
 from umaserve.engine.llama.model import find
 from umaserve.engine.loading import load_model
 from umaserve.sessions.engine_api import Allowance
@@ -21,7 +21,7 @@ def load_checked(
     allowance: Allowance,
     progress: Callable[[float], bool],
     chat_template: str | None = None,
-    begins: Begins = untold,
+    begins: Begins = ignore_begin,
 ) -> LlamaEngine:
     """Load the engine, as ``engine.load``, and try the models out, unless they are known; ``begins`` is told each file
     that may end this process. Also raises ``TooLarge`` where they take more than is available."""

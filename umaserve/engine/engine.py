@@ -20,7 +20,7 @@ from umaserve.core.requests import Generate
 from umaserve.core.tool_call_format import THINK_TAGS
 from umaserve.engine.capacity import capacity_of, lacks_of, limit_kept_states, max_draft_tokens
 from umaserve.engine.files.disk import open_disk
-from umaserve.engine.last_words import Begins, untold
+from umaserve.engine.last_words import Begins, ignore_begin
 from umaserve.engine.llama.adapters import LoraAdapters
 from umaserve.engine.llama.batch import Batch
 from umaserve.engine.llama.cells import Cells, saved_bytes
@@ -65,7 +65,9 @@ class LlamaEngine:
     """Implements ``sessions.engine_api.Engine`` on llama.cpp. ``run`` is called on the compute thread, or on the
     preparing one for a tick that only divides the cells; ``close`` after it."""
 
-    def __init__(self, model: Model, config: Config, chat_template: str | None = None, begins: Begins = untold) -> None:
+    def __init__(
+        self, model: Model, config: Config, chat_template: str | None = None, begins: Begins = ignore_begin
+    ) -> None:
         self._model = model
         template = chat_template_of(model, chat_template)
         thought_form = template.thought_form or marks_in(model.has_token) or THINK_TAGS
@@ -134,7 +136,7 @@ class LlamaEngine:
         )
         self._media_batch = MediaBatch(model, self._cells.positions)
 
-    def try_out(self, begins: Begins = untold) -> None:
+    def try_out(self, begins: Begins = ignore_begin) -> None:
         """Have each model compute a little, as it will for clients."""
         begins("model", self._model.path)
         try_out(self._model, self._embedder)

@@ -25,8 +25,8 @@ SLOWEST_BYTES_S = 8 << 20
 meanwhile."""
 
 
-def untold(_kind: str, _path: str) -> None:
-    """A ``Begins`` that nobody listens to."""
+def ignore_begin(_kind: str, _path: str) -> None:
+    """Do nothing: a ``Begins`` without a listener."""
 
 
 class LastWords:

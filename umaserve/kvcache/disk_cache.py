@@ -151,7 +151,7 @@ class DiskCache:
             del self._keys[self._names.pop(key)]
             self._pending.discard(key)
 
-    def distrust_fetched(self) -> None:
+    def drop_fetched(self) -> None:
         """Forget the sequences that came from disk: one could not be loaded, and they may be why."""
         for key in self._fetched:
             self._forget(key)

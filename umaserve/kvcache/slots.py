@@ -221,7 +221,7 @@ class Slots:
             self._host.clear()
             self._kv_operations.append(Shed())
 
-    def distrust_all(self) -> None:
+    def clear_all(self) -> None:
         """Clear all sequences: the KV cache is in an unknown state. Sessions with a slot have still to give it up."""
         self.forget_cached()
         self._kv_operations += map(Release, [*self._free, *self._rooms])

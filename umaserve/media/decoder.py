@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
 def _give_up_rights(memory_bytes: int, cpu_s: int, answer_bytes: int) -> None:
     child.end_with_parent()
     os.nice(_NICENESS)
-    child.be_killed_first()
+    child.prefer_oom_kill()
     limits = {
         resource.RLIMIT_CPU: cpu_s,
         resource.RLIMIT_FSIZE: answer_bytes,

@@ -110,7 +110,7 @@ class Channel:
         return self.open and not self._eof and not self.overfull and self.handler.wants_data()
 
     @property
-    def deserted(self) -> bool:
+    def peer_gone(self) -> bool:
         """Whether the peer has left entirely, as far as can be known without reading. On TCP only a reset shows: an end
         of stream is behind the unread bytes."""
         return self._phase is _Phase.OPEN and self._hung_up()

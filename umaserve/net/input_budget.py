@@ -6,7 +6,7 @@ from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
 
-DESERTED_POLL_S = 1.0
+GONE_POLL_S = 1.0
 """Interval at which waiting peers are checked for having disconnected."""
 
 
@@ -47,34 +47,34 @@ class InputBudget:
         used_up = self.drawn >= self._total
         oldest = next(iter(self._drawing), None)
         if grows and used_up and share is not oldest:
-            self._have_wait(share)
+            self._hold_back(share)
         else:
-            self._let_on(share)
+            self._admit(share)
         if not used_up:
             # All of them, not only as many as there is room for: which have more to send is unknown.
             for waiting in list(self._waiting):
-                self._let_on(waiting)
+                self._admit(waiting)
         elif oldest is not None:
-            self._let_on(oldest)
+            self._admit(oldest)
 
-    def _have_wait(self, share: InputShare) -> None:
+    def _hold_back(self, share: InputShare) -> None:
         if share not in self._waiting:
             self._waiting[share] = None
             share.wait()
             if self._poll is None:
-                self._poll = self._loop.call_later(DESERTED_POLL_S, self._look_for_deserted)
+                self._poll = self._loop.call_later(GONE_POLL_S, self._abort_gone)
 
-    def _let_on(self, share: InputShare) -> None:
+    def _admit(self, share: InputShare) -> None:
         if share in self._waiting:
             del self._waiting[share]
-            share.go_on()
+            share.resume()
 
-    def _look_for_deserted(self) -> None:
+    def _abort_gone(self) -> None:
         self._poll = None
         for share in list(self._waiting):
-            share.abort_if_deserted()
+            share.abort_if_peer_gone()
         if self._waiting:
-            self._poll = self._loop.call_later(DESERTED_POLL_S, self._look_for_deserted)
+            self._poll = self._loop.call_later(GONE_POLL_S, self._abort_gone)
 
 
 class InputShare:
@@ -147,15 +147,15 @@ class InputShare:
         self.may_grow = False
         self._waits_since = self._loop.now()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._end_wait()
         self.may_grow = True
         assert self._channel is not None
         self._channel.reconsider()
 
-    def abort_if_deserted(self) -> None:
+    def abort_if_peer_gone(self) -> None:
         assert self._channel is not None
-        if self._channel.deserted:
+        if self._channel.peer_gone:
             self._channel.abort()
 
     def _end_wait(self) -> None:

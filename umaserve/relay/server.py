@@ -20,8 +20,8 @@ from umaserve.net.loop import Loop
 from umaserve.net.tcp import tcp_sockets
 from umaserve.net.tls import Tls, server_context
 from umaserve.relay.http.admin import Admin
-from umaserve.relay.http.site import Doors, RelaySite
-from umaserve.relay.peers.peers import Meeting, Peers
+from umaserve.relay.http.site import AccessChecks, RelaySite
+from umaserve.relay.peers.peers import Peers, RedisConfig
 from umaserve.relay.pool.accounts import Accounts
 from umaserve.relay.pool.outcomes import COUNTED
 from umaserve.relay.pool.pool import Pool, PoolLimits
@@ -68,7 +68,7 @@ class RelayServer:
         gate = Gate(names, keys)
         self._accounts = Accounts(keys, self._loop.now) if keys is not None else None
         failed = FailedAttempts(self._loop.now)
-        self._doors = doors = Doors(gate, self._read_worker_secret(), self._accounts, failed)
+        self._doors = doors = AccessChecks(gate, self._read_worker_secret(), self._accounts, failed)
         # Counted separately: workers with a wrong secret must not lock out operators at the same address.
         attempts = FailedAttempts(self._loop.now)
         self._admin = admin = Admin(
@@ -86,7 +86,7 @@ class RelayServer:
         credentials = self._redis_credentials if config.redis_password_file else None
         self._peers: Peers | None = None
         if config.redis:
-            meeting = Meeting(config.redis, config.provider, credentials)
+            meeting = RedisConfig(config.redis, config.provider, credentials)
             self._peers = Peers(self._loop, meeting, self._pool, self._accounts)
         self._site = RelaySite(
             self._loop,

@@ -33,7 +33,7 @@ from umaserve.sessions.engine_api import (
 )
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import Samples, Voice
-from umaserve.system.threads import DISK_NICE, LOADING_NICE, MEDIA_NICE, be_called, be_nice
+from umaserve.system.threads import DISK_NICE, LOADING_NICE, MEDIA_NICE, be_called, set_own_niceness
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Calls:
             raise ModelError(f"umaserve {version} was replaced by {__version__} while it ran: restart it")
         if allowance.beside:
             # Its thread does nothing else.
-            be_nice(LOADING_NICE)
+            set_own_niceness(LOADING_NICE)
         self._engine, self._voice = engine, voice = self._load(config, chat_template, speaker, allowance, ask)
         languages = () if voice is None else voice.languages
         return Loaded(engine.capacity, engine.end_tokens, engine.pieces, engine.info, languages)
@@ -90,7 +90,7 @@ class Calls:
     def prepare(self, request: Generate, tenant: str, generated: Sequence[int], ask: Ask) -> Prepared:
         if request.has_media:
             # The daemon has a thread for these alone.
-            be_nice(MEDIA_NICE)
+            set_own_niceness(MEDIA_NICE)
         prepared = self._engine.prepare(request, tenant, lambda: ask(0.0), generated)
         # The daemon's sampler stands for all of it.
         return replace(prepared, sampler=prepared)
@@ -136,7 +136,7 @@ class Calls:
         return self._engine.run(tick)
 
     def look(self) -> Listing:
-        be_nice(DISK_NICE)
+        set_own_niceness(DISK_NICE)
         return self._engine.look()
 
     def keep(
@@ -181,7 +181,7 @@ class RefTable:
         self._times: dict[int, int] = {}
         self._next = itertools.count()
 
-    def lend(self, item: object) -> int:
+    def add(self, item: object) -> int:
         with self._lock:
             number = self._numbers.get(id(item))
             if number is None:
@@ -210,9 +210,9 @@ class Server:
         self.lent = lent = RefTable()
         self._calls = Calls(load)
         self._signatures = calls(
-            Coder(lambda prepared, _: lent.lend(prepared), lambda number, _: lent[number].sampler),
-            Coder(lambda prepared, _: lent.lend(prepared), lambda number, _: lent[number]),
-            Coder(lambda chunk, _: [lent.lend(chunk), chunk.encoded], lambda number, _: lent[number]),
+            Coder(lambda prepared, _: lent.add(prepared), lambda number, _: lent[number].sampler),
+            Coder(lambda prepared, _: lent.add(prepared), lambda number, _: lent[number]),
+            Coder(lambda chunk, _: [lent.add(chunk), chunk.encoded], lambda number, _: lent[number]),
         )
 
     def serve(self, channel: Channel) -> None:

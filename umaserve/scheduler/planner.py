@@ -111,7 +111,7 @@ class Planner:
             return None
         if self._readiness.to_encode or self._slots.kv_operations:
             return None
-        return next_work(work) if all(map(_goes_on, work.sessions)) else None
+        return next_work(work) if all(map(_continues, work.sessions)) else None
 
     def leave(self) -> None:
         """Leave the other schedulers: this one plans no more ticks, and their plans do not depend on it any longer."""
@@ -138,16 +138,16 @@ class Planner:
                 case Divide():
                     lost.update(slot for _before, slot in move.kept)
         self._slots.forget_cached()
-        self._readiness.distrust_fetched()
+        self._readiness.drop_fetched()
         for session in work.sessions:
             if session.slot in lost:
                 session.computed = 0
                 if session.running:
                     self.preempt(session)
 
-    def distrust_all(self) -> None:
+    def clear_all(self) -> None:
         """Clear all sequences, and preempt all sessions: the KV cache is in an unknown state."""
-        self._slots.distrust_all()
+        self._slots.clear_all()
         for session in list(self._slots.holders):
             session.computed = 0
             if session.running:
@@ -359,7 +359,7 @@ class Planner:
         self.started.append(session)
 
 
-def _goes_on(stream: Session) -> bool:
+def _continues(stream: Session) -> bool:
     """Whether it gets another token after the one that is computed now, and has a cell for that."""
     assert stream.prepared is not None
     if stream.is_late:

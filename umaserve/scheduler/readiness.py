@@ -104,10 +104,10 @@ class Readiness:
         if self._disk is not None and not self._slots.kv_operations:
             self._disk.between_ticks(self._to_fetch)
 
-    def distrust_fetched(self) -> None:
+    def drop_fetched(self) -> None:
         """Forget the sequences that were read from disk: a sequence could not be loaded."""
         if self._disk is not None:
-            self._disk.distrust_fetched()
+            self._disk.drop_fetched()
 
     # -- of one prompt -------------------------------------------------------------------------------------------
 

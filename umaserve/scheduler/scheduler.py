@@ -260,7 +260,7 @@ class Scheduler:
             result = TickResult(Outcome.FAILED, (), 0.0)
             self._results.fail_all(work.sessions)
             # It is unknown which of its KV operations were done, and so what any cell holds.
-            self._planning.distrust_all()
+            self._planning.clear_all()
         try:
             self._results.accept(work, result)
         except Exception:

@@ -93,7 +93,7 @@ class Speaker:
     def state(self) -> State:
         return self._state
 
-    def become(self, reference: Reference, submit: SubmitDecoding) -> None:
+    def clone(self, reference: Reference, submit: SubmitDecoding) -> None:
         """Speak with the voice of a reference recording. Called before any text; only for voices that clone.
 
         ``submit`` runs the decoding at once, so that a bad recording fails the answer before it begins. Sentences, and

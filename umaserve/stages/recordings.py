@@ -63,7 +63,7 @@ class Recordings:
         self._waiting_bytes = self._jobs = 0
         self._thread: JobThread | None = None
         if directory:
-            self._shelf = _Shelf(directory, max_bytes, max_age_s, clock)
+            self._shelf = _RecordingFolder(directory, max_bytes, max_age_s, clock)
             self._thread = JobThread("recordings", wake)
             self._write(self._shelf.read, 0, functools.partial(_tell, directory))
 
@@ -136,7 +136,7 @@ def _tell(what: str, error: BaseException) -> None:
 class Recording:
     """A conversation that is being recorded, until ``end`` or ``drop``."""
 
-    def __init__(self, name: str, shelf: _Shelf, write: Write, now: float) -> None:
+    def __init__(self, name: str, shelf: _RecordingFolder, write: Write, now: float) -> None:
         self._name = name
         self._shelf = shelf
         self._write = write
@@ -182,7 +182,7 @@ class Recording:
             _tell(f"dropped {self._name}", error)
 
 
-class _Shelf:
+class _RecordingFolder:
     """The directory on disk. Used only by the writing thread, except for the constructor.
 
     Entries that don't have a recording's name, are links, or hold files other than a recording's are left alone.

@@ -141,9 +141,7 @@ class SpokenAnswer:
             assert speaker.sample_rate is not None, "a speaker in a file"
             reference = Reference(speaker.data, speaker.field, speaker.sample_rate)
             # A short job: lengthy ones queue behind other answers' sentences.
-            self._speaker.become(
-                reference, lambda job, done: thread.submit(job, functools.partial(self._guarded, done))
-            )
+            self._speaker.clone(reference, lambda job, done: thread.submit(job, functools.partial(self._guarded, done)))
         self._finished: Finished | None = None
         self._held = self._abandoned = False
         self._waiting: Callable[[], None] | None = None

@@ -33,7 +33,7 @@ def _watch(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def be_killed_first() -> None:
+def prefer_oom_kill() -> None:
     """Have the kernel kill this process and not its parent where memory is short. Sandboxes may lack the file."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")

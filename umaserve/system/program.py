@@ -100,7 +100,7 @@ def begin(*, nice: int = 0) -> None:
     # Sandboxes may lack the call.
     with contextlib.suppress(OSError):
         os.nice(nice)
-    child.be_killed_first()
+    child.prefer_oom_kill()
 
 
 def confine(max_bytes: int) -> None:
@@ -109,7 +109,7 @@ def confine(max_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if child.memory_can_be_limited():
         resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
-    child.be_killed_first()
+    child.prefer_oom_kill()
 
 
 def _wait(process: subprocess.Popen[bytes], module: str, wanted: Callable[[], bool], max_s: float) -> int:

@@ -129,7 +129,7 @@ class JobThread:
     def _run(self) -> None:
         be_called(self.name)
         if self._nice:
-            be_nice(self._nice)
+            set_own_niceness(self._nice)
         while (item := self._jobs.get() or self._next_lengthy()) is not None:
             self._do(*item)
             # An idle thread must not keep the last job's sessions and samplers alive.
@@ -172,15 +172,15 @@ def be_called(name: str) -> None:
         prctl(_PR_SET_NAME, name.encode())
 
 
-def be_nice(nice: int) -> None:
+def set_own_niceness(nice: int) -> None:
     """Give the calling thread this niceness; on macOS, where threads have none, a lower class."""
     if macos.HERE:
         macos.lower_this_thread()
     else:
-        make_nice(threading.get_native_id(), nice)
+        set_thread_niceness(threading.get_native_id(), nice)
 
 
-def make_nice(thread: int, nice: int) -> None:
+def set_thread_niceness(thread: int, nice: int) -> None:
     """Give a thread, by its native id, this niceness."""
     # On Linux each thread has its own; elsewhere the id could be another process's. Where a sandbox forbids changing
     # it, others wait a bit longer.

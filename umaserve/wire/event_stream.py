@@ -24,7 +24,7 @@ def begins_event(text: str) -> bool:
     return text.lstrip("\ufeff\r\n").startswith(_FIELDS)
 
 
-def says_nothing(text: str) -> bool:
+def has_only_comments(text: str) -> bool:
     """Whether ``text`` has whole comments only, as a stream that waits for its first event."""
     comments = all(not line or line.startswith(":") for line in _LINE_END.split(text))
     return comments and 0 < len(text) == end_of_events(text)

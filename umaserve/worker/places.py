@@ -22,7 +22,7 @@ class Places:
         self._loop = loop
         self._free = count
         self._running = 0
-        self._waiting: deque[_Guest] = deque()
+        self._waiting: deque[_PlacedRequest] = deque()
 
     @property
     def load(self) -> int:
@@ -36,7 +36,7 @@ class Places:
     def take(self, begin: Begin, reply: Reply) -> Job:
         """Call ``begin`` as soon as a place is free. It must return before it calls its reply."""
         assert not self.full
-        guest = _Guest(self, begin, reply)
+        guest = _PlacedRequest(self, begin, reply)
         self._waiting.append(guest)
         self._seat()
         return guest
@@ -45,9 +45,9 @@ class Places:
         while self._waiting and self._free:
             self._free -= 1
             self._running += 1
-            self._waiting.popleft().sit_down()
+            self._waiting.popleft().start()
 
-    def left(self, guest: _Guest) -> None:
+    def left(self, guest: _PlacedRequest) -> None:
         """Free the place of a request that is complete or aborted."""
         if guest.job is None:
             self._waiting.remove(guest)
@@ -58,7 +58,7 @@ class Places:
         self._loop.call_soon(self._seat)
 
 
-class _Guest:
+class _PlacedRequest:
     """One request: the link's job, and the backend's reply."""
 
     def __init__(self, places: Places, begin: Begin, reply: Reply) -> None:
@@ -68,7 +68,7 @@ class _Guest:
         self._reply = reply
         self._paused = False
 
-    def sit_down(self) -> None:
+    def start(self) -> None:
         self.job = self._begin(self)
         if self._paused:
             self.job.pause(True)

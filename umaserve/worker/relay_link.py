@@ -32,7 +32,7 @@ DISMISSED_WAIT_S = 2.0
 
 
 @dataclass(slots=True)
-class Introduction:
+class WorkerIdentity:
     """How a worker introduces itself to a relay; an attempt fails after ``timeout`` seconds."""
 
     secret: str
@@ -54,7 +54,7 @@ class RelayLink:
         loop: Loop,
         dialer: Dialer,
         url: str,
-        introduction: Introduction,
+        introduction: WorkerIdentity,
         backend: Backend,
         acked: Callable[[], None],
         versions: RelayVersions,

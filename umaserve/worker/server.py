@@ -16,7 +16,7 @@ from umaserve.system.signals import Signals
 from umaserve.system.threads import JobThread, ThreadWatch
 from umaserve.worker.dialer import Dialer
 from umaserve.worker.http_backend import HttpBackend, HttpSettings
-from umaserve.worker.relay_link import Introduction, RelayLink
+from umaserve.worker.relay_link import RelayLink, WorkerIdentity
 from umaserve.worker.versions import RelayVersions, kept_in_state_directory
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class WorkerServer:
         )
         self._backend = HttpBackend(self._loop, self._dialer, self._http)
         name = config.name or platform.node() or "worker"
-        self._mine = Introduction(
+        self._mine = WorkerIdentity(
             self._read_secret(), config.provider, name, config.max_concurrent, config.connect_timeout
         )
         versions = RelayVersions(kept_in_state_directory(), config.relay)

@@ -120,7 +120,7 @@ class DaemonSite:
             case Watch() if request.method == "HEAD":
                 connection.respond(200, [("Content-Type", sse.CONTENT_TYPE)], b"")
             case Watch():
-                self._watchers.add(connection, lambda: self._gate.still_operates(caller))
+                self._watchers.add(connection, lambda: self._gate.is_still_operator(caller))
             case Echo():
                 rest = connection.upgrade(request, [SUBPROTOCOL])
                 config = self._services.config

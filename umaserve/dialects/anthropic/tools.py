@@ -8,7 +8,7 @@ from umaserve.dialects.anthropic.client_tools import client_tool
 from umaserve.dialects.anthropic.schemas import AnthropicConversation, AnthropicNamedToolChoice, AnthropicTool
 from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
-from umaserve.dialects.skipped_tools import tell_skipped
+from umaserve.dialects.skipped_tools import log_ignored
 from umaserve.wire.fields import bad_request, out_of_range
 
 
@@ -57,7 +57,7 @@ def _tool(given: AnthropicTool) -> Tool | None:
     kind = given.type or "custom"
     own = client_tool(kind, given)
     if kind != "custom" and own is None:
-        tell_skipped(kind)
+        log_ignored(kind)
         return None
     name = given.name_
     if own is not None:

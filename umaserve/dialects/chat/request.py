@@ -8,7 +8,7 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import VoiceInfo
 from umaserve.core.requests import Audio, ChatTurn, Generate, Sampling, Speaking
 from umaserve.dialects.chat.schemas import MODES, SAMPLE_RATE, Generation, ImageOptions, SpokenChatRequest
-from umaserve.dialects.content import Look, check_media, turn_with_media
+from umaserve.dialects.content import ImageSettings, check_media, turn_with_media
 from umaserve.dialects.parameters import (
     RequestLimits,
     check_prompt_bytes,
@@ -85,10 +85,10 @@ def _turns(fields: Fields, limits: RequestLimits) -> tuple[ChatTurn, ...]:
     return turns
 
 
-def _look(fields: Fields) -> Look:
+def _look(fields: Fields) -> ImageSettings:
     given = SpokenChatRequest.view(fields)
     image = given.image or ImageOptions({})
-    return Look(image.max_slice_nums, image.use_image_id, given.omni_mode)
+    return ImageSettings(image.max_slice_nums, image.use_image_id, given.omni_mode)
 
 
 # -- speech ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from umaserve.core.events import ListedModel
 from umaserve.core.model_names import DEFAULT
 from umaserve.core.requests import ChatTurn, Generate
 from umaserve.dialects import grammars
-from umaserve.dialects.content import Look, check_media, turn_with_media
+from umaserve.dialects.content import ImageSettings, check_media, turn_with_media
 from umaserve.dialects.generate import schemas
 from umaserve.dialects.generate.schemas import MAX_LOGPROBS, GenerateRequest, Parameters
 from umaserve.dialects.listing import find_model
@@ -140,7 +140,7 @@ def _prompt(value: object, limits: RequestLimits) -> str | tuple[ChatTurn, ...]:
 
 
 def _turn(fields: Fields) -> ChatTurn:
-    return turn_with_media(fields, role(fields), Look(), None)
+    return turn_with_media(fields, role(fields), ImageSettings(), None)
 
 
 def _logprobs(options: Fields) -> int | None:

@@ -18,7 +18,7 @@ from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.openai.choices import scored
 from umaserve.dialects.openai.errors import error_body
-from umaserve.dialects.responses.kept import Kept
+from umaserve.dialects.responses.kept import StoredResponse
 from umaserve.dialects.responses.output import Event, OutputItems
 from umaserve.dialects.responses.requests import response_request
 
@@ -64,7 +64,7 @@ class ResponseBody:
         self._stream = False
         self._model = ""
         self._shown: Mapping[str, Any] = {}
-        self._kept: Kept | None = None
+        self._kept: StoredResponse | None = None
         self._background = False
         self._status = "in_progress"
         self._output = OutputItems(None, {}, self._unique)

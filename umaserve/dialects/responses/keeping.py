@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from umaserve.core.errors import Fault, RequestError
-from umaserve.dialects.responses.kept import MAX_BYTES, Kept, TenantsResponses
+from umaserve.dialects.responses.kept import MAX_BYTES, StoredResponse, TenantsResponses
 from umaserve.dialects.responses.schemas import ResponseOptions
 from umaserve.wire.fields import Fields, out_of_range
 from umaserve.wire.long_texts import as_string
@@ -50,7 +50,7 @@ class Keeping:
         """All items."""
         return [*(Fields(orjson.loads(item), "previous_response_id.") for item in self.earlier), *self.items]
 
-    def own(self, new_id: str, n_bytes: int) -> Kept | None:
+    def own(self, new_id: str, n_bytes: int) -> StoredResponse | None:
         """The response to keep of a body of ``n_bytes``; ``None``: nothing. Raises ``RequestError``."""
         if not self.store:
             return None
@@ -62,9 +62,9 @@ class Keeping:
             return None
         unique = new_id.removeprefix("resp_")
         items = (_kept_item(item, f"{unique}i{i:02x}") for i, item in enumerate(self.items))
-        return Kept(new_id, (*self.earlier, *items))
+        return StoredResponse(new_id, (*self.earlier, *items))
 
-    def shown(self, own: Kept | None) -> dict[str, Any]:
+    def shown(self, own: StoredResponse | None) -> dict[str, Any]:
         """Fields that a response repeats of this."""
         return {
             "background": self.background,
@@ -73,7 +73,7 @@ class Keeping:
         }
 
 
-def told_by_relay(headers: Mapping[str, str]) -> Mapping[str, Any]:
+def relay_fields(headers: Mapping[str, str]) -> Mapping[str, Any]:
     """The fields that a relay sets in a response; none where the header, with its name in lower case, isn't well."""
     try:
         told = orjson.loads(headers.get(RELAY_HEADER, "{}"))

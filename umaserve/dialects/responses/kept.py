@@ -20,7 +20,7 @@ _BYTES_EACH = 2048
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class StoredResponse:
     """One response: all its items, those before it included, and what it is by now. All are JSON."""
 
     id: str
@@ -40,7 +40,7 @@ class Kept:
 
 @dataclass(slots=True, eq=False)
 class _Tenant:
-    kept: dict[str, Kept] = field(default_factory=dict)
+    kept: dict[str, StoredResponse] = field(default_factory=dict)
     """Responses by id, the oldest first."""
     n_bytes: int = 0
 
@@ -57,7 +57,7 @@ class KeptResponses:
     def of(self, tenant: str) -> TenantsResponses:
         return TenantsResponses(self, tenant)
 
-    def keep(self, tenant: str, kept: Kept) -> None:
+    def keep(self, tenant: str, kept: StoredResponse) -> None:
         """Keep a response, or what has changed of one."""
         self.expire()
         self._forget(tenant, kept.id)
@@ -73,7 +73,7 @@ class KeptResponses:
         while self._bytes > MAX_BYTES_IN_ALL:
             self._drop_oldest(max(self._tenants, key=lambda name: self._tenants[name].n_bytes))
 
-    def get(self, tenant: str, response_id: str, name: str) -> Kept:
+    def get(self, tenant: str, response_id: str, name: str) -> StoredResponse:
         """A response; raises ``RequestError`` with the field ``name`` where this tenant has none of this id."""
         self.expire()
         kept = self._tenants.get(tenant, _Tenant()).kept.get(response_id)
@@ -102,7 +102,7 @@ class KeptResponses:
         log.info("response %s: evicted to store newer ones", oldest)
         self.drop(tenant, oldest)
 
-    def _forget(self, tenant: str, response_id: str) -> Kept | None:
+    def _forget(self, tenant: str, response_id: str) -> StoredResponse | None:
         own = self._tenants.get(tenant)
         kept = None if own is None else own.kept.pop(response_id, None)
         if own is not None and kept is not None:
@@ -120,10 +120,10 @@ class TenantsResponses:
         self._all = all_
         self._tenant = tenant
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: StoredResponse) -> None:
         self._all.keep(self._tenant, kept)
 
-    def get(self, response_id: str, name: str = "response_id") -> Kept:
+    def get(self, response_id: str, name: str = "response_id") -> StoredResponse:
         """The response of this id; raises ``RequestError``."""
         return self._all.get(self._tenant, response_id, name)
 

@@ -6,7 +6,7 @@ import orjson
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.dialects.http import JSON
-from umaserve.dialects.responses.kept import Kept, TenantsResponses
+from umaserve.dialects.responses.kept import StoredResponse, TenantsResponses
 from umaserve.dialects.responses.schemas import DEFAULT_PAGE, InputItemsQuery
 from umaserve.wire.http_head import Request
 
@@ -66,5 +66,5 @@ def input_items(all_kept: TenantsResponses, request: Request) -> Reply:
     return 200, JSON, orjson.dumps(told)
 
 
-def _found(all_kept: TenantsResponses, request: Request) -> Kept:
+def _found(all_kept: TenantsResponses, request: Request) -> StoredResponse:
     return all_kept.get(request.path.removeprefix(f"{PATH}/").partition("/")[0])

@@ -24,7 +24,7 @@ from umaserve.dialects.parameters import (
 from umaserve.dialects.responses import schemas
 from umaserve.dialects.responses.items import turns
 from umaserve.dialects.responses.keeping import keeping
-from umaserve.dialects.responses.kept import Kept, TenantsResponses
+from umaserve.dialects.responses.kept import StoredResponse, TenantsResponses
 from umaserve.dialects.responses.tools import OfferedTool, chosen_tools, tools
 from umaserve.dialects.schemas import DEFAULTS
 
@@ -41,7 +41,7 @@ class ResponseRequest:
     stream: bool
     tools: Mapping[str, OfferedTool]
     """Tools that may be called, by their names for the model."""
-    kept: Kept | None
+    kept: StoredResponse | None
     """The response to keep for other requests; ``None``: nothing."""
     background: bool
     sealed: bool

@@ -24,7 +24,7 @@ from umaserve.dialects.responses.schemas import (
     ResponseServiceTool,
     ResponseToolGrammar,
 )
-from umaserve.dialects.skipped_tools import tell_skipped
+from umaserve.dialects.skipped_tools import log_ignored
 from umaserve.wire.fields import out_of_range
 
 _SCHEMA = {
@@ -84,7 +84,7 @@ def tools(given: ResponseOptions, limits: RequestLimits) -> tuple[tuple[OfferedT
                 read += inside
                 shown.append(as_shown)
             case ResponseServiceTool():
-                tell_skipped(one.type)
+                log_ignored(one.type)
     offered = tuple(tool for tool, _where in read)
     seen = set[str]()
     for tool, where in read:

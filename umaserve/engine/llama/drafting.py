@@ -91,7 +91,7 @@ class Drafter:
         draft_tokens = self._decode(missing)
         while going:
             # A failed decode returns no tokens, which ends the loop.
-            going = [job for job, token in zip(going, draft_tokens, strict=False) if self._goes_on(job, token)]
+            going = [job for job, token in zip(going, draft_tokens, strict=False) if self._add_draft_token(job, token)]
             last = [(job.slot, job.draft_tokens[-1:]) for job in going]
             draft_tokens = self._decode([Run(slot, len(self._held[slot]), token, _SAMPLED) for slot, token in last])
         return [job.draft_tokens for job in jobs]
@@ -145,7 +145,7 @@ class Drafter:
             llama_cpp.llama_memory_seq_rm(self._memory, job.slot, job.kept, -1)
         self._held[job.slot] = held[: job.kept]
 
-    def _goes_on(self, job: _Drafting, token: int) -> bool:
+    def _add_draft_token(self, job: _Drafting, token: int) -> bool:
         """Add a draft token; returns whether another is wanted. An end token is not added and ends the draft."""
         if token in self.model.end_tokens:
             return False

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Logprobs
 from umaserve.engine.sampling.candidates import Candidates, Logits
-from umaserve.system.threads import be_called, make_nice
+from umaserve.system.threads import be_called, set_thread_niceness
 
 Sampled = tuple[int, Logprobs | None]
 
@@ -104,7 +104,7 @@ class StepThread:
     def _replace(self) -> None:
         assert self._thread is not None
         assert self._thread.native_id is not None
-        make_nice(self._thread.native_id, NICE)
+        set_thread_niceness(self._thread.native_id, NICE)
         self._thread = None
         self.begin(())
 

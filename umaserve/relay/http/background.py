@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from umaserve.dialects.responses.kept import MAX_BYTES, Kept, TenantsResponses
+from umaserve.dialects.responses.kept import MAX_BYTES, StoredResponse, TenantsResponses
 from umaserve.net.input_budget import InputShare
 from umaserve.net.loop import Loop
 from umaserve.relay.http.kept_reply import Keeper
@@ -31,7 +31,7 @@ class BackgroundReply:
         loop: Loop,
         pool: Pool,
         all_kept: TenantsResponses,
-        own: Kept,
+        own: StoredResponse,
         shown: Mapping[str, Any],
         memory: InputShare,
         refuse: Callable[[int, str], object],

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from umaserve.dialects.responses.kept import MAX_BYTES, Kept, TenantsResponses
+from umaserve.dialects.responses.kept import MAX_BYTES, StoredResponse, TenantsResponses
 from umaserve.relay.pool.request import Client
 from umaserve.wire.event_stream import EventData, is_event_stream
 from umaserve.wire.long_texts import as_string
@@ -24,7 +24,7 @@ _ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 class Keeper:
     """Keeps one response, with what its worker doesn't know of it."""
 
-    def __init__(self, all_kept: TenantsResponses, own: Kept | None, shown: Mapping[str, Any]) -> None:
+    def __init__(self, all_kept: TenantsResponses, own: StoredResponse | None, shown: Mapping[str, Any]) -> None:
         """``own``: what is kept of the request; ``None`` if nothing is. ``shown``: fields that replace the worker's."""
         self._all = all_kept
         self._own = own

@@ -71,7 +71,7 @@ SECRET_HEADER, SECRET_PARAMETER = "x-worker-secret", "worker_secret"
 
 
 @dataclass(slots=True)
-class Doors:
+class AccessChecks:
     """Access checks. ``worker_secret`` may be replaced at any time; ``accounts`` are the clients' (``None``: no key is
     needed)."""
 
@@ -89,7 +89,7 @@ class RelaySite:
         loop: Loop,
         config: RelayConfig,
         pool: Pool,
-        doors: Doors,
+        doors: AccessChecks,
         admin: Admin,
         metrics: Callable[[Sequence[str]], bytes],
         leaving: Callable[[], bool],

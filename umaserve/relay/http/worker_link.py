@@ -202,7 +202,7 @@ class WorkerLink:
         log.info("worker registered", extra={"fields": {**about, "max_concurrent": worker.max_concurrent}})
         self._heartbeat.cancel()
         self._heartbeat = self._loop.call_later(self._limits.heartbeat_interval, self._beat)
-        self._pool.welcome(worker)
+        self._pool.activate(worker)
 
     # -- heartbeats ----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""News that a relay has to tell other relays, and what of it they were not told yet."""
+"""PublishedState that a relay has to tell other relays, and what of it they were not told yet."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Used = Mapping[str, tuple[int, int]]
 """Requests and tokens of each key since the start."""
 
 
-class News(Protocol):
-    """News: what a relay has to tell."""
+class PublishedState(Protocol):
+    """PublishedState: what a relay has to tell."""
 
     @property
     def changes(self) -> int:
@@ -31,7 +31,7 @@ class News(Protocol):
     def used(self) -> Used: ...
 
 
-class UntoldUsage:
+class UnackedUsage:
     """Usage of keys since it was told last. After a time in which nothing could be told, that is what the last minute
     or two have used: what was used before would be in no bucket any more. A key may be charged twice for what was told
     without an answer, but its rate holds."""

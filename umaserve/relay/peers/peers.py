@@ -27,23 +27,23 @@ THREAD_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """Redis or Valkey at a URL, where relays of one ``fleet`` hear each other. No ``credentials``: it wants none."""
+class RedisConfig:
+    """Redis or Valkey at a URL, where relays of one ``fleet`` share their state. No ``credentials``: none needed."""
 
-    redis: str
+    url: str
     fleet: str
     credentials: Callable[[], Credentials] | None
 
 
 class Peers:
-    """Implements ``peer_updates.News``."""
+    """Implements ``peer_updates.PublishedState``."""
 
-    def __init__(self, loop: Loop, meeting: Meeting, pool: Pool, accounts: Accounts | None) -> None:
+    def __init__(self, loop: Loop, redis: RedisConfig, pool: Pool, accounts: Accounts | None) -> None:
         """Raises ``ConfigError`` where Redis' client is not installed."""
         self._pool = pool
         self._accounts = accounts
         self._name = secrets.token_hex(8)
-        self._link = _redis_link()(loop, meeting.redis, meeting.credentials, meeting.fleet, self._name, self, self.hear)
+        self._link = _redis_link()(loop, redis.url, redis.credentials, redis.fleet, self._name, self, self.hear)
         self.threads: Sequence[JobThread] = self._link.threads
         """The link's threads, to be watched."""
 

@@ -22,7 +22,7 @@ from redis.typing import KeyT, StreamIdT
 
 from umaserve.core.errors import RequestError
 from umaserve.net.loop import Loop
-from umaserve.relay.peers.peer_updates import LOOK_S, REFILLED_S, RETRY_S, TELL_S, News, UntoldUsage
+from umaserve.relay.peers.peer_updates import LOOK_S, REFILLED_S, RETRY_S, TELL_S, PublishedState, UnackedUsage
 from umaserve.relay.pool.peer_load import FORGET_S
 from umaserve.system.threads import JobThread
 
@@ -60,7 +60,7 @@ class RedisLink:
         credentials: Callable[[], Credentials] | None,
         fleet: str,
         name: str,
-        news: News,
+        news: PublishedState,
         hear: Callable[[bytes, float], None],
     ) -> None:
         """``credentials`` are asked for at each connection. Only relays of the same ``fleet`` hear each other. ``name``
@@ -84,7 +84,7 @@ class RedisLink:
         """The last entry of each stream that was read; of the reading thread."""
         self._caught_up = False
         """Whether ``_seen`` is of this connection."""
-        self._untold = UntoldUsage(news.used, loop.now)
+        self._untold = UnackedUsage(news.used, loop.now)
         self._changes = -1
         self._told_at = 0.0
         self._failing: set[JobThread] = set()

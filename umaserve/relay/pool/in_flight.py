@@ -59,7 +59,7 @@ class InFlight:
         for text in request.frames:
             worker.link.send(request.frame(text))
         if request.paused:
-            self.tell_paused(request)
+            self.report_backpressure(request)
 
     # -- while it is in flight -----------------------------------------------------------------------------------
 
@@ -68,7 +68,7 @@ class InFlight:
         self.heard(request)
         self._workers[request.id].link.send(frame)
 
-    def tell_paused(self, request: RelayedRequest) -> None:
+    def report_backpressure(self, request: RelayedRequest) -> None:
         """Tell the worker whether the client is behind, if the worker supports flow control."""
         worker = self._workers[request.id]
         if FLOW in worker.features:

@@ -158,7 +158,7 @@ class Pool:
             return
         request.paused = paused
         if request.in_flight:
-            self.in_flight.tell_paused(request)
+            self.in_flight.report_backpressure(request)
 
     # -- from workers --------------------------------------------------------------------------------------------
 
@@ -172,11 +172,11 @@ class Pool:
         features: Iterable[str],
         instance: str = "",
     ) -> Worker:
-        """Register a new worker. It gets requests from ``welcome`` on, to be called after its acknowledgement was
+        """Register a new worker. It gets requests from ``activate`` on, to be called after its acknowledgement was
         sent."""
         return self.workers.new(link, name, models, max_concurrent, load, features, instance)
 
-    def welcome(self, worker: Worker) -> None:
+    def activate(self, worker: Worker) -> None:
         worker.elsewhere = self.elsewhere.of(worker.instance)
         self.workers.add(worker)
         self._serve_queue(worker)

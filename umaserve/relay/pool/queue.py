@@ -57,9 +57,9 @@ class Queue:
         del self._waiting[request.order]
         request.stop_timer()
         line = self._lines[request.model, request.needs]
-        if not self._anybody(line.orders):
+        if not self._has_waiting(line.orders):
             del self._lines[request.model, request.needs]
-        if request.home and not self._anybody(line.at_home[request.home]):
+        if request.home and not self._has_waiting(line.at_home[request.home]):
             del line.at_home[request.home]
 
     def next_for(self, worker: Worker, reach: int) -> RelayedRequest | None:
@@ -73,7 +73,7 @@ class Queue:
         own = min(at_home, default=first)
         return self._waiting[own if own <= (background, number + reach) else first]
 
-    def _anybody(self, orders: _Orders) -> bool:
+    def _has_waiting(self, orders: _Orders) -> bool:
         """Whether one of them waits; removes those before it."""
         while orders and orders[0] not in self._waiting:
             heapq.heappop(orders)

@@ -14,7 +14,7 @@ from umaserve.relay.pool.outcomes import Outcomes
 from umaserve.relay.pool.request import RelayedRequest
 from umaserve.relay.pool.states import Event
 from umaserve.relay.pool.worker import Worker
-from umaserve.wire.event_stream import begins_event, says_nothing
+from umaserve.wire.event_stream import begins_event, has_only_comments
 from umaserve.wire.relay_messages import OtherReason, ResponseChunk, ResponseComplete, WorkerError
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Replies:
             request.client.write(message.chunk)
             return
         if request.is_websocket or _is_stream(message, request.held):
-            if isinstance(message.chunk, str) and says_nothing(request.held + message.chunk):
+            if isinstance(message.chunk, str) and has_only_comments(request.held + message.chunk):
                 self._open(request, message)
                 request.client.write(request.held + message.chunk)
                 request.held = ""
