@@ -339,7 +339,7 @@ def test_long_descriptions_of_tools_are_limited_as_prompts_are():
         ({"tool_choice": "any"}, "tool_choice: expected an object, got a string"),
         (
             {"tool_choice": {"type": "any"}},
-            'tool_choice.type: expected "auto" or "none" where there are no tools, got "any"',
+            'tool_choice.type: expected "auto" or "none", since tools is empty, got "any"',
         ),
         (
             {"tool_choice": {"type": "tool", "name": "h"}, "tools": TOOLS},

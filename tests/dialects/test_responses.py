@@ -588,7 +588,7 @@ def test_a_large_image_is_not_copied():
         ({"max_output_tokens": 0}, "max_output_tokens: expected a whole number from 1, got 0"),
         ({"include": [5]}, "include[0]: expected a non-empty string of at most 256 bytes, got a whole number"),
         ({"top_logprobs": 21}, "top_logprobs: expected a whole number from 0 to 20, got 21"),
-        ({"tool_choice": "required"}, 'tool_choice: expected "auto", "none" or null where there are no tools'),
+        ({"tool_choice": "required"}, 'tool_choice: expected "auto", "none" or null, since tools is empty'),
         ({"tool_choice": "some"}, 'tool_choice: expected "none" or "auto" or "required", got "some"'),
         ({"tools": [{}]}, "tools[0].type: expected a non-empty string of at most 64 bytes, got null"),
         ({"tools": [{"type": "function"}]}, "tools[0].name: expected 1 to 128 letters, digits, _ or -, got null"),

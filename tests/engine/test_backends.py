@@ -37,7 +37,7 @@ def test_backends_are_looked_for_in_its_own_folder_alone(monkeypatch: pytest.Mon
     library = Library()
     monkeypatch.setattr(backends, "LIBRARY", library)
     monkeypatch.setattr(backends, "FOLDER", tmp_path)
-    with pytest.raises(ModelError, match=f"no backend in {tmp_path} works on this box: reinstall llama-cpp-python"):
+    with pytest.raises(ModelError, match=f"no backend in {tmp_path} works on this machine: reinstall llama-cpp-python"):
         backends.load()
     assert library.looked_in == [bytes(tmp_path)]
 

@@ -190,10 +190,10 @@ HUGE = 2**64 - 1
         (model((pair("k", U8, b"\0"), pair("k", U8, b"\0"))), "the name 'k' is there twice"),
         (model((pair("k\0", U8, b"\0"),)), r"the name 'k\x00' is there twice or has a NUL"),
         (model((pair("k\n" * 1000, 13, b""),)), "holds values of type 13"),
-        (model((pair("k", STRING, struct.pack("<Q", HUGE)),)), "goes on past byte"),
-        (model((array("k", U64, HUGE, b""),)), "goes on past byte"),
-        (model((array("k", STRING, HUGE, b""),)), "goes on past byte"),
-        (model((array("k", STRING, 2, string("") + struct.pack("<Q", HUGE)),)), "goes on past byte"),
+        (model((pair("k", STRING, struct.pack("<Q", HUGE)),)), "continues past byte"),
+        (model((array("k", U64, HUGE, b""),)), "continues past byte"),
+        (model((array("k", STRING, HUGE, b""),)), "continues past byte"),
+        (model((array("k", STRING, 2, string("") + struct.pack("<Q", HUGE)),)), "continues past byte"),
         (model((array("k", 13, 0, b""),)), "'k' holds values of type 13"),
         (model((array("k", ARRAY, 1, struct.pack("<IQ", U8, 0)),)), "'k' holds values of type 9"),
         (model((pair("general.alignment", U64, bytes(8)),)), "'general.alignment' has type 10"),
@@ -243,8 +243,8 @@ def vocabulary(*tokens: str) -> bytes:
         (pair("tokenizer.ggml.tokens", STRING, string("a")), "expected an array of strings"),
         (array("tokenizer.ggml.tokens", U8, 2, bytes(2)), "expected an array of strings"),
         (array("tokenizer.ggml.tokens", STRING, 2**20 + 1, b""), "it has 1048577 tokens"),
-        (array("tokenizer.ggml.tokens", STRING, 2**20, b""), "goes on past byte"),
-        (array("tokenizer.ggml.tokens", STRING, 2, string("a") + struct.pack("<Q", HUGE)), "goes on past byte"),
+        (array("tokenizer.ggml.tokens", STRING, 2**20, b""), "continues past byte"),
+        (array("tokenizer.ggml.tokens", STRING, 2, string("a") + struct.pack("<Q", HUGE)), "continues past byte"),
     ],
 )
 def test_a_vocabulary_that_ends_llama_cpp_is_named(tmp_path: Path, tokens: bytes, expected: str) -> None:
@@ -269,7 +269,7 @@ def test_header_beyond_any_model_costs_nothing(tmp_path: Path) -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert f"goes on past byte {128 * 2**20};" in message
+    assert f"continues past byte {128 * 2**20};" in message
     assert peak < 2**20
 
 

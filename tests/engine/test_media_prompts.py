@@ -429,7 +429,7 @@ def test_nothing_more_is_laid_out_for_who_has_left(engines: Callable[[str], Llam
         return len(asked) < 3
 
     pictures = [Image(picture(seed=100 + n), f"image {n}") for n in range(8)]
-    with pytest.raises(RequestError, match="image 2: nobody waits for it any more"):
+    with pytest.raises(RequestError, match="image 2: the request has been cancelled"):
         engine.prepare(Generate("t", turn(*pictures)), "", wanted)
 
 

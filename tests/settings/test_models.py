@@ -91,7 +91,7 @@ def test_a_projector_has_its_models_name(model: str, projector: str):
 def test_a_projector_of_another_name_is_nobodys(projector: str):
     models, left_out = grouped([f"{projector}.gguf", "other.gguf", "qwen.gguf"])
     assert [model.mmproj for model in models] == ["", ""]
-    assert left_out == [f"{projector}.gguf: no model of its name is there"]
+    assert left_out == [f"{projector}.gguf: the folder has no model of its name"]
 
 
 def test_the_longest_name_has_the_projector():
@@ -118,7 +118,7 @@ def test_one_model_and_one_projector_in_a_folder_of_their_own_belong_together(tm
         ModelFile("a", f"{tmp_path}/two/a.gguf"),
         ModelFile("b", f"{tmp_path}/two/b.gguf"),
     ]
-    assert left_out == [f"{tmp_path}/two/mmproj.gguf: no model of its name is there"]
+    assert left_out == [f"{tmp_path}/two/mmproj.gguf: the folder has no model of its name"]
 
 
 @given(

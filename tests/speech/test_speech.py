@@ -482,7 +482,7 @@ def test_a_recording_is_decoded_once_for_all_sentences(reference: Reference, sec
         ("AA", "expected base64, got 2 characters that are not valid"),
         ("AAAA\n", "expected base64, got 5 characters that are not valid"),
         ("é", "expected base64, got 1 characters that are not valid"),
-        (pcm(0.4, 16_000), "expected at least 0.5 s of somebody's voice, got 0.40 s"),
+        (pcm(0.4, 16_000), "expected at least 0.5 s of a voice, got 0.40 s"),
         (wav(2, 16_000), "expected float32 samples, got a WAV file"),
         (wav(2.00003, 16_000), "expected float32 samples, got a WAV file"),
         (base64_of(np.full(20_000, np.nan, "<f4").tobytes()), "expected finite samples, got nan at index 0"),

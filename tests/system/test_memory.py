@@ -228,8 +228,8 @@ def test_a_box_with_plenty_and_one_that_tells_nothing_are_not_short(box: Box, tm
     ("percent", "left", "reason"),
     [
         (9.99, 0, ""),
-        (10, 1000, "the box waited for memory in 10% of the last 10 s, and has 0 MiB left"),
-        (100, 999, "the box waited for memory in 100% of the last 10 s, and has 0 MiB left"),
+        (10, 1000, "the machine waited for memory in 10% of the last 10 s, and has 0 MiB left"),
+        (100, 999, "the machine waited for memory in 100% of the last 10 s, and has 0 MiB left"),
         (100, 1001, ""),
     ],
 )

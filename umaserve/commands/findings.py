@@ -116,7 +116,7 @@ def beside_gpus(build: Mapping[str, Any], gpus: Sequence[str]) -> Finding:
     """llama.cpp's ``build`` on a box with these GPUs."""
     if gpus and not build["uses_gpus"]:
         kind = "CUDA" if "nvidia" in gpus[0] else "HIP"
-        found = f"{', '.join(gpus)}: a GPU is there, and this build of llama.cpp can't use one"
+        found = f"{', '.join(gpus)}: there is a GPU, which this build of llama.cpp can't use"
         return Finding("wrong", "GPU", found, f"build it for GPUs: CMAKE_ARGS=-DGGML_{kind}=on {_BUILD_AGAIN}")
     if gpus:
         return Finding("ok", "GPU", ", ".join(gpus))
@@ -269,7 +269,9 @@ def _unix_socket(path: str) -> Finding:
     try:
         is_socket = stat.S_ISSOCK(os.stat(path).st_mode)
         if not is_socket:
-            return Finding("wrong", about, "another file is there", "remove it, or choose another path with --socket")
+            return Finding(
+                "wrong", about, "another file exists there", "remove it, or choose another path with --socket"
+            )
         if ports.answers(path):
             return Finding("note", about, "a daemon serves it", "stop that one before you start another")
     except FileNotFoundError:

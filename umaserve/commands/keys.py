@@ -73,7 +73,7 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
 
     about = "make a file of keys of the SQLite file that an older relay has kept"
     converting = commands.add_parser("convert", help=about, description=_ABOUT_CONVERT, allow_abbrev=False)
-    converting.add_argument("old", metavar="OLD", help="the SQLite file, which stays as it is")
+    converting.add_argument("old", metavar="OLD", help="the SQLite file, which is not changed")
     converting.add_argument("new", metavar="NEW", help="the file to make, for the relay's --client-keys")
 
     for command in (add, listing, revoke):

@@ -118,7 +118,7 @@ def grouped(files: Sequence[str], *, by_themselves: bool = False) -> tuple[list[
     if by_themselves and len(models) == len(projectors) == 1:
         return [replace(models[0], mmproj=projectors[0])], left_out
     owners = {file: _owners(file, models) for file in projectors}
-    left_out += [f"{file}: no model of its name is there" for file, names in owners.items() if not names]
+    left_out += [f"{file}: the folder has no model of its name" for file, names in owners.items() if not names]
     matches = [(length, file, name) for file, names in owners.items() for name, length in names.items()]
     # Of several projectors the one with most of the model's name, or else the first.
     mine: dict[str, str] = {}

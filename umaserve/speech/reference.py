@@ -38,5 +38,5 @@ def _decoded(text: Base64, rate: int) -> Samples:
         raise MediaError(f"expected base64, got {len(text)} characters that are not valid ({error})") from error
     samples = samples_of(data)
     if len(samples) < MIN_S * rate:
-        raise MediaError(f"expected at least {MIN_S} s of somebody's voice, got {len(samples) / rate:.2f} s")
+        raise MediaError(f"expected at least {MIN_S} s of a voice, got {len(samples) / rate:.2f} s")
     return resampled(samples[: MAX_HEARD_S * rate], rate, SAMPLE_RATE)

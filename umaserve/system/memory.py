@@ -127,7 +127,7 @@ class MemoryPressure:
             return ""
         if percent < STALLED_PERCENT or available > total * AVAILABLE_SHARE:
             return ""
-        return f"the box waited for memory in {percent:g}% of the last 10 s, and has {available >> 10} MiB left"
+        return f"the machine waited for memory in {percent:g}% of the last 10 s, and has {available >> 10} MiB left"
 
 
 def _of_macos() -> str:

@@ -31,7 +31,7 @@ def process_of(sock: socket.socket) -> int:
     """The id of the process at the other end, which was there when the socket was made (unix(7), SO_PEERCRED). Raises
     OSError where the kernel doesn't tell."""
     if not hasattr(socket, "SO_PEERCRED"):
-        raise OSError(errno.ENOTSUP, "this system doesn't tell the process at the other end of a socket")
+        raise OSError(errno.ENOTSUP, "this system doesn't report the process at the other end of a socket")
     pid: int = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
     return pid
 

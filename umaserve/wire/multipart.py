@@ -77,7 +77,7 @@ def _spans(body: bytes, boundary: bytes) -> Iterator[tuple[int, int]]:
         if body.startswith(b"--", at):
             return
         if not body.startswith(b"\r\n", at):
-            raise _malformed("a line goes on after the boundary")
+            raise _malformed("a line continues after the boundary")
         start = at + 2
         end = body.find(line, start)
         if end < 0:

@@ -38,7 +38,7 @@ def chosen_tools(given: AnthropicConversation, offered: tuple[Tool, ...]) -> tup
         return offered, False, True
     kept, must_call = offered, choice.type in ("any", "tool")
     if must_call and not offered:
-        problem = f'expected "auto" or "none" where there are no tools, got "{choice.type}"'
+        problem = f'expected "auto" or "none", since tools is empty, got "{choice.type}"'
         raise RequestError(Fault.BAD_REQUEST, choice.name("type"), problem)
     if isinstance(choice, AnthropicNamedToolChoice):
         name = choice.name_

@@ -211,7 +211,7 @@ class OllamaGenerateRequest(OllamaTextRequest):
     prompt = optional(string(), "Empty: the model is loaded.")
     system = optional(string())
     images = optional(array(_IMAGE, high=MAX_MEDIA, of="images"))
-    raw = switch(False, "Whether the prompt is used as it is, without the chat template.")
+    raw = switch(False, "Whether the prompt is used unchanged, without the chat template.")
     template = optional(choice(""), "Refused: with raw, a prompt can have any form.")
     suffix = optional(choice(""), "Refused.")
     context = optional(array(whole()), "Not used.")

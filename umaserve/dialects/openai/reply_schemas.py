@@ -112,7 +112,7 @@ class _AnswerMessage(Declared):
     content = nullable(string())
     refusal = required(value(type="null"))
     reasoning_content = omittable(string(), "The model's thoughts.")
-    audio = omittable(_MessageAudio, "The answer as it is heard; content is null then.")
+    audio = omittable(_MessageAudio, "The spoken answer; content is null then.")
     tool_calls = omittable(array(ToolCall, 1))
 
 

@@ -62,7 +62,9 @@ def chosen_tools(fields: Fields, offered: tuple[Tool, ...]) -> tuple[tuple[Tool,
     kept = offered if names is None else tuple(tool for tool in offered if tool.name in names)
     if must_call and not offered:
         raise RequestError(
-            Fault.BAD_REQUEST, "tool_choice", 'expected "auto", "none" or null where there are no tools, got another'
+            Fault.BAD_REQUEST,
+            "tool_choice",
+            'expected "auto", "none" or null, since tools is empty, got a required call',
         )
     # Small models that have to call go on calling: unless asked for more, one call is enough.
     several = given.parallel_tool_calls

@@ -18,7 +18,7 @@ Reply = tuple[int, str, bytes]
 def retrieve(all_kept: TenantsResponses, request: Request) -> Reply:
     """``GET /v1/responses/{id}``."""
     if request.query.get("stream", "false") not in ("false", "0", ""):
-        problem = "expected false: a kept response comes as a whole, as often as it is asked for"
+        problem = "expected false: a stored response is returned as a whole, any number of times"
         raise RequestError(Fault.BAD_REQUEST, "stream", problem)
     kept = _found(all_kept, request)
     if kept.refresh is not None:

@@ -120,7 +120,7 @@ def chosen_tools(given: ResponseOptions, offered: tuple[OfferedTool, ...]) -> To
         one = _known(choice, offered)
         shown, must_call, names = _shown_choice(one), True, {one.tool.name}
     if must_call and not offered:
-        problem = 'expected "auto", "none" or null where there are no tools, got another'
+        problem = 'expected "auto", "none" or null, since tools is empty, got a required call'
         raise RequestError(Fault.BAD_REQUEST, given.name("tool_choice"), problem)
     kept = offered if names is None else tuple(one for one in offered if one.tool.name in names)
     # Small models that have to call go on calling: unless asked for more, one call is enough.

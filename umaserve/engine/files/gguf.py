@@ -145,7 +145,7 @@ class _Header:
         return _error(self._path, f"{problem}; download or convert it again")
 
     def past_end(self) -> ModelError:
-        return self.error(f"truncated or damaged, its header goes on past byte {len(self._data)}")
+        return self.error(f"truncated or damaged, its header continues past byte {len(self._data)}")
 
     def skip(self, size: int) -> None:
         if size > len(self._data) - self.position:

@@ -35,7 +35,7 @@ def load() -> None:
     if not LIBRARY.ggml_backend_reg_count():
         LIBRARY.ggml_backend_load_all_from_path(os.fsencode(FOLDER))
         if not LIBRARY.ggml_backend_reg_count():
-            raise ModelError(f"llama.cpp: no backend in {FOLDER} works on this box: reinstall llama-cpp-python")
+            raise ModelError(f"llama.cpp: no backend in {FOLDER} works on this machine: reinstall llama-cpp-python")
     llama_cpp.llama_backend_init()
 
 

@@ -25,7 +25,7 @@ def connect(servers: Sequence[str]) -> None:
         return
     if not available():
         raise ModelError(
-            "rpc: this build of llama.cpp has no RPC backend: make one that has it, with CMAKE_ARGS=-DGGML_RPC=on pip "
+            "rpc: this build of llama.cpp has no RPC backend: build one with CMAKE_ARGS=-DGGML_RPC=on pip "
             "install --force-reinstall --no-binary llama-cpp-python llama-cpp-python"
         )
     rpc = ctypes.CDLL(str(_library()))

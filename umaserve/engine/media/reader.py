@@ -205,7 +205,7 @@ class _Room:
         """Take room for ``pieces``. Raises ``RequestError`` where they don't fit, or nobody waits for the prompt any
         more."""
         if not self._wanted():
-            raise RequestError(Fault.TIMED_OUT, self._field, "nobody waits for it any more")
+            raise RequestError(Fault.TIMED_OUT, self._field, "the request has been cancelled")
         self._tokens += sum(chunk.tokens for chunk in media_chunks(pieces))
         if self._tokens > self._max_tokens:
             problem = f"expected at most {self._max_tokens} tokens up to here, the context's length, got {self._tokens}"

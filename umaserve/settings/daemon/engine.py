@@ -187,9 +187,11 @@ class Engine:
         30.0,
         real("seconds", 0, 86400),
         "engine",
-        "end an engine whose tick takes this long, and 20 times what was predicted, and start another; 0: never",
-        about="A tick that takes this many seconds, and 20 times what was predicted, will not end: the engine's "
-        "process is ended, and another one goes on with all its requests. 0: never.",
+        "end an engine whose tick takes this long, and 20 times the prediction, and start a new one; 0: never",
+        about=(
+            "A tick that takes this many seconds, and 20 times what was predicted, is taken to hang: the engine's"
+            " process is ended, and a new one continues all its requests. 0: never."
+        ),
     )
     speculation: bool = setting(
         True,

@@ -148,10 +148,9 @@ class Limits:
         False,
         switch(),
         "limits",
-        "let tenants reuse each other's cached prefixes; the time to first token then reveals what others asked",
+        "let tenants reuse each other's cached prefixes; the time to first token then reveals prompts of others",
         about="true: a prompt may begin with cached prefix tokens of any tenant. false: only with those of its own "
-        "tenant, since the time to first token would reveal what others have asked to whoever tries likely "
-        "prompts.",
+        "tenant, since the time to first token would reveal the prompts of others to a client that tries likely ones.",
     )
     content_filter: str = setting(
         "",

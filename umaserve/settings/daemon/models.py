@@ -35,6 +35,6 @@ class Models:
         0.0,
         real("seconds", 0, 2592000),
         "models",
-        "unload a model that nobody has used for this long; 0: never",
-        about="Seconds, 0 to 2592000, after which a model that nobody uses is unloaded. 0: never.",
+        "unload a model that has been idle for this long; 0: never",
+        about="Seconds, 0 to 2592000, after which an idle model is unloaded. 0: never.",
     )
