@@ -134,8 +134,8 @@ def test_what_is_refused(world: HttpWorld, body: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        (None, "parameters: expected some of "),
-        ({"x": 1}, "parameters: expected some of "),
+        (None, "parameters: expected at least one of "),
+        ({"x": 1}, "parameters: expected at least one of "),
         ({"grammar": 'root ::= "a"'}, "parameters.grammar: expected to be absent, since it can't change while"),
         ({"temperature": 11}, "parameters.temperature: expected a number from 0 to 10, got 11"),
         ({"stop_token_ids": [123456789]}, "parameters: expected token ids below 256, the vocabulary's size, got 1234"),

@@ -88,7 +88,7 @@ def modified(request: Generate, parameters: Parameters | None, limits: RequestLi
     """``request`` with other ``parameters`` while it runs; raises ``RequestError``."""
     if parameters is None or not Parameters.field_names() & parameters.values.keys():
         known = ", ".join(sorted(Parameters.field_names()))
-        raise RequestError(Fault.BAD_REQUEST, "parameters", f"expected some of {known}, got none")
+        raise RequestError(Fault.BAD_REQUEST, "parameters", f"expected at least one of {known}, got none")
     for key in FIXED_PARAMETERS:
         if parameters.values.get(key) is not None:
             problem = "expected to be absent, since it can't change while text is generated"
