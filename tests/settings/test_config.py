@@ -93,6 +93,19 @@ DEFAULTS: dict[str, Any] = {
     "threads": 0,
     "threads_batch": 0,
     "n_gpu_layers": -1,
+    "split_mode": "layer",
+    "tensor_split": (),
+    "main_gpu": 0,
+    "override_tensor": (),
+    "n_cpu_moe": 0,
+    "rope_scaling": "model",
+    "rope_scale": 0.0,
+    "rope_freq_base": 0.0,
+    "yarn_orig_ctx": 0,
+    "yarn_ext_factor": -1.0,
+    "yarn_attn_factor": -1.0,
+    "yarn_beta_fast": -1.0,
+    "yarn_beta_slow": -1.0,
     "flash_attn": "auto",
     "kv_type": "f16",
     "kv_type_k": "",
@@ -131,6 +144,9 @@ WHOLE = {
     "threads": (0, 512),
     "threads_batch": (0, 512),
     "n_gpu_layers": (-1, 10000),
+    "main_gpu": (0, 255),
+    "n_cpu_moe": (0, 10000),
+    "yarn_orig_ctx": (0, 4194304),
 }
 SIZE = {
     "max_frame_bytes": (64, 1 << 30),
@@ -161,11 +177,19 @@ REAL = {
     "slo_ttft_ms": (1.0, 3600000.0),
     "slo_tbt_ms": (1.0, 3600000.0),
     "access_log": (0.0, 1.0),
+    "rope_scale": (0.0, 1024.0),
+    "rope_freq_base": (0.0, 1e12),
+    "yarn_ext_factor": (-1.0, 1024.0),
+    "yarn_attn_factor": (-1.0, 1024.0),
+    "yarn_beta_fast": (-1.0, 1024.0),
+    "yarn_beta_slow": (-1.0, 1024.0),
 }
 CHOICE = {
     "protocol": ["json", "newline"],
     "weights": ["fast", "as-is", "converted", "mapped"],
     "flash_attn": ["auto", "on", "off"],
+    "split_mode": ["layer", "row", "tensor", "none"],
+    "rope_scaling": ["model", "none", "linear", "yarn"],
     "kv_type": ["f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
     "kv_type_k": ["f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
     "kv_type_v": ["f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
@@ -266,6 +290,10 @@ def values_of(key: str) -> st.SearchStrategy[Any]:
         return st.booleans()
     if key in WORDS:
         return st.lists(WORD, max_size=64).map(tuple)
+    if key == "tensor_split":
+        return st.lists(st.sampled_from(["0", "3", "0.25", "1e3"]), max_size=64).map(tuple)
+    if key == "override_tensor":
+        return st.lists(st.sampled_from(["exps=CPU", r"blk\.[0-9]=CUDA0", "a=b=CPU"]), max_size=64).map(tuple)
     if key == "rpc":
         return st.lists(st.sampled_from(["127.0.0.1:50052", "[::1]:1", "box.example:9"]), max_size=64).map(tuple)
     if key == "relay":
@@ -366,7 +394,16 @@ def test_the_types_of_the_defaults_are_those_of_the_values() -> None:
 
 def test_the_tables_of_this_test_cover_every_setting() -> None:
     tables = [*WHOLE, *SIZE, *REAL, *CHOICE, *PATHS, *SWITCHES, *WORDS, "socket_mode", "http", "wyoming"]
-    tables += ["rpc", "relay", "worker_secret", "worker_name", "relay_provider", "otel_endpoint"]
+    tables += [
+        "rpc",
+        "tensor_split",
+        "override_tensor",
+        "relay",
+        "worker_secret",
+        "worker_name",
+        "relay_provider",
+        "otel_endpoint",
+    ]
     assert sorted(tables) == sorted(DEFAULTS) == sorted(field.name for field in fields(Config))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import orjson
 
@@ -34,6 +34,11 @@ _SETTINGS = (
     "kv_type_v",
     "flash_attn",
     "n_gpu_layers",
+    "split_mode",
+    "tensor_split",
+    "main_gpu",
+    "override_tensor",
+    "n_cpu_moe",
     "pooling",
     "speculation",
     "host_cache_bytes",
@@ -93,7 +98,7 @@ def check(path: str, config: Config, available: int, wanted: Callable[[], bool],
         return 0
     others = os.path.getsize(config.mmproj) if config.mmproj and config.n_gpu_layers == 0 else 0
     if config.draft_model:
-        of_draft = replace(config, n_ctx=needs.n_ctx, pooling="model")
+        of_draft = config.for_companion(n_ctx=needs.n_ctx, pooling="model")
         draft = measured(config.draft_model, of_draft, wanted, sequences=needs.n_seq_max)
         others += 0 if draft is None else draft.total
     judge(path, config, needs, others, available)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import math
 import re
 import urllib.parse
 from collections.abc import Callable
@@ -89,6 +90,11 @@ def real(unit: str, low: float, high: float) -> Kind[float]:
         raise ValueError
 
     return Kind(unit.upper(), f"a number of {unit} from {low} to {high}", check, float)
+
+
+def factor(low: float, high: float) -> Kind[float]:
+    """A number without a unit."""
+    return replace(real("factor", low, high), expected=f"a number from {low} to {high}")
 
 
 def share() -> Kind[float]:
@@ -182,6 +188,16 @@ def words() -> Kind[tuple[str, ...]]:
     return _several(str)
 
 
+def shares() -> Kind[tuple[str, ...]]:
+    """Numbers of at least 0, written as `words`."""
+    return _several(_share, ", each a number of at least 0")
+
+
+def overrides() -> Kind[tuple[str, ...]]:
+    """Pairs of a pattern and a name, written as `words`."""
+    return _several(_override, ", each PATTERN=NAME")
+
+
 def addresses() -> Kind[tuple[str, ...]]:
     """Addresses, written as `words`; each is an `address`."""
     return _several(address().check, ", each an address as HOST:PORT")
@@ -252,6 +268,19 @@ def _several(one: Callable[[str], T], each: str = "") -> Kind[tuple[T, ...]]:
         f" each 1 to {MAX_WORD} {_OF_A_WORD}{each}"
     )
     return Kind("A,B,...", expected, check, parse, render)
+
+
+def _share(text: str) -> str:
+    if not 0 <= float(text) < math.inf:
+        raise ValueError
+    return text
+
+
+def _override(text: str) -> str:
+    pattern, _equals, name = text.rpartition("=")
+    if not (pattern and name):
+        raise ValueError
+    return text
 
 
 def _is_word(item: object) -> bool:

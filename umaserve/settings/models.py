@@ -12,19 +12,21 @@ from umaserve.core.errors import ConfigError, ModelNotFound
 from umaserve.core.model_names import DEFAULT, MAX_NAME, is_name, spellings
 from umaserve.settings import model_files
 from umaserve.settings.daemon import SETTINGS, Config
+from umaserve.settings.daemon.engine import PLACEMENT, ROPE
 from umaserve.settings.kinds import Kind, path, quoted, switch
 from umaserve.settings.model_files import ModelFile, name_of
 from umaserve.settings.sources import Conflict, checked, checked_table, nearest, printable, read_toml
 
 log = logging.getLogger(__name__)
 
-OWN = ("mmproj", "chat_template", "lora", "draft_model")
+OWN = ("mmproj", "chat_template", "lora", "draft_model", *ROPE, *PLACEMENT)
 """Settings of one model alone: no other takes the default model's over."""
 VOICE = ("tts_model", "tts_mmproj")
 """The default model's engine speaks for all."""
 PER_MODEL = (
     *OWN,
     *("n_ctx", "parallel", "n_batch", "n_ubatch", "threads", "threads_batch", "n_gpu_layers", "flash_attn"),
+    *("split_mode", "tensor_split", "main_gpu"),
     *("kv_type", "kv_type_k", "kv_type_v", "rpc", "speculation", "pooling", "weights"),
     *("reasoning_budget", "host_cache_bytes", "media_cache_bytes"),
 )
@@ -138,8 +140,8 @@ def _is_default(spec: ModelSpec, config: Config) -> bool:
 
 
 def _as_default(spec: ModelSpec, config: Config) -> ModelSpec:
-    own = {key: getattr(spec.config, key) or getattr(config, key) for key in (*OWN, *VOICE)}
-    return replace(spec, config=replace(spec.config, **own))
+    unset = (key for key in (*OWN, *VOICE) if getattr(spec.config, key) == SETTINGS.by_key[key].default)
+    return replace(spec, config=replace(spec.config, **{key: getattr(config, key) for key in unset}))
 
 
 def _alone(config: Config) -> ModelSpec:

@@ -15,6 +15,7 @@ from umaserve.engine.llama import backends
 from umaserve.engine.llama.model import Model
 from umaserve.sessions.engine_api import SavedBytes
 from umaserve.settings.daemon import Config
+from umaserve.settings.daemon.engine import ROPE
 
 _HEAD_BYTES = 64 << 10
 _SAMPLES = 64
@@ -34,7 +35,9 @@ def fingerprint(model: Model, config: Config, adapters: Mapping[str, str], saved
         "adapters": {name: _file(path) for name, path in adapters.items()},
         "kv_types": config.kv_types,
         # It decides in which order values lie, and "auto" by the device.
-        "attention": [config.flash_attn, config.n_gpu_layers],
+        "attention": [config.flash_attn, config.n_gpu_layers, config.split_mode, config.override_tensor],
+        # K is stored with its positions.
+        "rope": [getattr(config, name) for name in ROPE],
         # Some models choose their rotary factors by the number of cells.
         "cells": model.n_ctx,
         "states": model.removable,

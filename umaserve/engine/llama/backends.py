@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import re
@@ -43,6 +44,20 @@ def have_gpu() -> bool:
     """Whether this build of llama.cpp can place layers on GPUs."""
     load()
     return bool(llama_cpp.llama_supports_gpu_offload())
+
+
+def memories() -> dict[str, int]:
+    """llama.cpp's kinds of memory for tensors, one of each device, by their names."""
+    load()
+    for function in (LIBRARY.ggml_backend_dev_get, LIBRARY.ggml_backend_dev_buffer_type):
+        function.restype = ctypes.c_void_p
+    LIBRARY.ggml_backend_dev_count.restype = ctypes.c_size_t
+    LIBRARY.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    LIBRARY.ggml_backend_dev_buffer_type.argtypes = LIBRARY.ggml_backend_buft_name.argtypes = [ctypes.c_void_p]
+    LIBRARY.ggml_backend_buft_name.restype = ctypes.c_char_p
+    devices = map(LIBRARY.ggml_backend_dev_get, range(LIBRARY.ggml_backend_dev_count()))
+    found = (LIBRARY.ggml_backend_dev_buffer_type(device) for device in devices)
+    return {LIBRARY.ggml_backend_buft_name(memory).decode(): memory for memory in found if memory}
 
 
 def kernels() -> str:

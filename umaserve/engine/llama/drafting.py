@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -52,7 +51,7 @@ class Drafter:
     """
 
     def __init__(self, config: Config, model: Model, progress: Callable[[float], bool]) -> None:
-        config = dataclasses.replace(config, n_ctx=model.n_ctx, pooling="model")
+        config = config.for_companion(n_ctx=model.n_ctx, pooling="model")
         self.model = Model(config.draft_model, config, progress, sequences=model.n_seq_max)
         try:
             _check(self.model, model)

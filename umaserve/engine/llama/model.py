@@ -14,9 +14,10 @@ from umaserve.core.errors import Fault, ModelError, RequestError
 from umaserve.core.events import ModelInfo
 from umaserve.core.tool_call_format import ThoughtForm, ToolForm
 from umaserve.engine.files import gguf
-from umaserve.engine.llama import backends, rpc, servable
+from umaserve.engine.llama import backends, placement, rpc, servable
 from umaserve.sessions.engine_api import MAX_SCORED_ROWS
 from umaserve.settings.daemon import Config
+from umaserve.settings.daemon.engine import ROPE
 from umaserve.settings.model_files import default_model
 from umaserve.system.cores import usable_cores
 
@@ -50,6 +51,12 @@ FLASH_ATTN = {
     "auto": llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
     "on": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     "off": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
+ROPE_SCALING = {
+    "model": llama_cpp.LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED,
+    "none": llama_cpp.LLAMA_ROPE_SCALING_TYPE_NONE,
+    "linear": llama_cpp.LLAMA_ROPE_SCALING_TYPE_LINEAR,
+    "yarn": llama_cpp.LLAMA_ROPE_SCALING_TYPE_YARN,
 }
 POOLING = {
     "model": llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED,
@@ -278,7 +285,7 @@ class Model:
 
     def _load(self, config: Config, progress: Callable[[float], bool], repacked: bool, empty: bool) -> Any:
         params = llama_cpp.llama_model_default_params()
-        params.n_gpu_layers = config.n_gpu_layers
+        _kept = placement.place(params, config)
         params.use_extra_bufts = repacked and backends.may_repack()
         if empty:
             params.no_alloc = True
@@ -358,6 +365,10 @@ class Model:
         params.n_threads = config.threads or usable_cores()
         params.n_threads_batch = config.threads_batch or params.n_threads
         params.flash_attn_type = FLASH_ATTN[config.flash_attn]
+        params.rope_scaling_type = ROPE_SCALING[config.rope_scaling]
+        params.rope_freq_scale = 1 / config.rope_scale if config.rope_scale else 0.0
+        for name in ("rope_freq_base", *(name for name in ROPE if name.startswith("yarn_"))):
+            setattr(params, name, getattr(config, name))
         params.type_k, params.type_v = (_KV_TYPES[kind] for kind in config.kv_types)
         return params
 

@@ -245,7 +245,7 @@ class _Loaded:
 def _backbone(config: Config) -> Model:
     path = config.tts_model
     _check_file(path, "--tts-model")
-    sized = dataclasses.replace(config, n_ctx=_CELLS, n_batch=_MAX_TOKENS, n_ubatch=_MAX_TOKENS, parallel=1)
+    sized = config.for_companion(n_ctx=_CELLS, n_batch=_MAX_TOKENS, n_ubatch=_MAX_TOKENS, parallel=1)
     shape = dataclasses.replace(sized, kv_type="f16", kv_type_k="", kv_type_v="", pooling="model")
     try:
         model = Model(path, shape, lambda _fraction: True)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
-from umaserve.settings.kinds import addresses, choice, path, real, switch, whole, words
+from umaserve.settings.kinds import addresses, choice, factor, overrides, path, real, shares, switch, whole, words
 from umaserve.settings.sources import setting
 
 _KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+
+
+ROPE = (
+    *("rope_scaling", "rope_scale", "rope_freq_base"),
+    *("yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"),
+)
+"""Settings of a model's rotary positions."""
+PLACEMENT = ("override_tensor", "n_cpu_moe")
+"""Settings of where tensors lie that only one model has."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +143,109 @@ class Engine:
         about="Layers of the model to offload to a GPU, 0 to 10000, or -1 for all that this build of llama.cpp can. 0 "
         "keeps the model on the CPU. Use a number in between if the model is larger than the GPU's memory.",
     )
+    split_mode: str = setting(
+        "layer",
+        choice("layer", "row", "tensor", "none"),
+        "engine",
+        "how several GPUs share the model; none: main_gpu has all of it",
+        about='How several GPUs share the model: "layer" (each has some of the layers, with their cells), "row" (the '
+        'rows of each matrix, where the backend can), "tensor" (all compute each layer together; needs flash '
+        'attention, and a model that llama.cpp does so) or "none" (main_gpu has all of it).',
+    )
+    tensor_split: tuple[str, ...] = setting(
+        (),
+        shares(),
+        "engine",
+        "shares of the model that the GPUs get, in their order, such as 3,1; empty: by their free memory",
+        about="Shares of the model that the GPUs get, in their order: 3,1 gives the first one three quarters. Empty: "
+        "by their free memory.",
+    )
+    main_gpu: int = setting(
+        0,
+        whole(0, 255),
+        "engine",
+        "the GPU that has all of the model where split_mode is none",
+        about='The number of the GPU that has all of the model where split_mode is "none", 0 to 255.',
+    )
+    override_tensor: tuple[str, ...] = setting(
+        (),
+        overrides(),
+        "engine",
+        "kinds of memory for tensors, PATTERN=NAME each, such as exps=CPU",
+        about="Kinds of memory for tensors that are to lie elsewhere than n_gpu_layers says: each a regular expression "
+        "for their names, and llama.cpp's name of the memory, such as exps=CPU. The first that matches counts. A "
+        "name that this box lacks is refused with those that it has.",
+    )
+    n_cpu_moe: int = setting(
+        0,
+        whole(0, 10000),
+        "engine",
+        "layers whose experts stay in the box's own memory, counted from the first; 10000: all",
+        about="Layers of a mixture of experts whose experts stay in the box's own memory, counted from the first, 0 to "
+        "10000. With 10000, only what every token uses is on the GPU: so models run that are far larger than its "
+        "memory.",
+    )
+    rope_scaling: str = setting(
+        "model",
+        choice("model", "none", "linear", "yarn"),
+        "engine",
+        "how rotary positions are scaled for texts longer than the model was trained with; model: as it says",
+        about='How rotary positions (RoPE) are scaled for texts longer than the model was trained with: "none", '
+        '"linear", "yarn", or "model", as its file says.',
+    )
+    rope_scale: float = setting(
+        0.0,
+        factor(0, 1024),
+        "engine",
+        "by which the context is longer than the one that the model was trained with; 0: as the model says",
+        about="Factor by which the context is longer than the one that the model was trained with, 0 to 1024. 0: as "
+        "the model says. llama-server's --rope-freq-scale is 1 divided by it.",
+    )
+    rope_freq_base: float = setting(
+        0.0,
+        factor(0, 1e12),
+        "engine",
+        "base frequency of rotary positions; 0: as the model says",
+        about="Base frequency of rotary positions, 0 to 1e12. 0: as the model says.",
+    )
+    yarn_orig_ctx: int = setting(
+        0,
+        whole(0, 4194304),
+        "engine",
+        "YaRN: tokens of context that the model was trained with; 0: as the model says",
+        about="YaRN (Peng et al. 2023): tokens of context that the model was trained with, 0 to 4194304. 0: as the "
+        "model says.",
+    )
+    yarn_ext_factor: float = setting(
+        -1.0,
+        factor(-1, 1024),
+        "engine",
+        "YaRN: share of extrapolation; 0: interpolation only; -1: as the model says",
+        about="YaRN: share of extrapolation, -1 to 1024. 0: interpolation only; -1: as the model says.",
+    )
+    yarn_attn_factor: float = setting(
+        -1.0,
+        factor(-1, 1024),
+        "engine",
+        "YaRN: factor of the attention's magnitude; -1: as the model says",
+        about="YaRN: factor of the attention's magnitude, -1 to 1024. -1: as the model says.",
+    )
+    yarn_beta_fast: float = setting(
+        -1.0,
+        factor(-1, 1024),
+        "engine",
+        "YaRN: rotations above which positions stay as they are; -1: as the model says",
+        about="YaRN: rotations within the trained context above which positions stay as they are, -1 to 1024. -1: as "
+        "the model says.",
+    )
+    yarn_beta_slow: float = setting(
+        -1.0,
+        factor(-1, 1024),
+        "engine",
+        "YaRN: rotations below which positions are interpolated; -1: as the model says",
+        about="YaRN: rotations within the trained context below which positions are interpolated, -1 to 1024. -1: as "
+        "the model says.",
+    )
     flash_attn: str = setting(
         "auto",
         choice("auto", "on", "off"),
@@ -237,3 +350,9 @@ class Engine:
     def kv_types(self) -> tuple[str, str]:
         """The types of the KV cells' K and V."""
         return self.kv_type_k or self.kv_type, self.kv_type_v or self.kv_type
+
+    def for_companion(self, **changes: Any) -> Self:
+        """Settings for a model that runs beside the one that these are for: with ``changes``, and nothing of that
+        model's own."""
+        own: dict[str, Any] = {field.name: field.default for field in fields(self) if field.name in (*ROPE, *PLACEMENT)}
+        return replace(self, **own, **changes)
