@@ -485,6 +485,8 @@ def test_the_model_is_told() -> None:
     assert shown["model_info"]["llama.context_length"] == 4096
     assert shown["capabilities"] == ["completion", "tools"]
     assert json.loads(models.show(b'{"model": "small-1:latest"}', FACTS)) == shown
+    # As Ollama's client in Go sends it.
+    assert json.loads(models.show(b'{"model": "", "name": "small-1"}', FACTS)) == shown
 
 
 def test_a_model_may_be_in_the_memory_of_a_gpu() -> None:
@@ -538,6 +540,8 @@ def test_only_models_that_are_there_can_be_pulled() -> None:
         assert error_body(caught.value)[:2] == (404, b'{"error":"model \'other\' not found"}')
         with pytest.raises(RequestError, match="model: expected a non-empty string of at most 256 bytes, got null"):
             ask(b"{}")
+        with pytest.raises(RequestError, match="model: expected a non-empty string of at most 256 bytes, got an empty"):
+            ask(b'{"model": "", "name": ""}')
 
 
 @pytest.mark.parametrize("path", ["/api/create", "/api/copy", "/api/push", "/api/delete", "/api/blobs/{digest}"])

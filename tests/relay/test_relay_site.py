@@ -117,7 +117,16 @@ def test_ollamas_clients_see_the_models_of_all_workers(relay: Relay) -> None:
         assert first["digest"] != second["digest"]
 
 
-@pytest.mark.parametrize("named", [{"model": MODEL}, {"name": f"{MODEL}:latest"}, {"model": f"{MODEL}:latest"}, {}])
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"model": MODEL},
+        {"name": f"{MODEL}:latest"},
+        {"model": f"{MODEL}:latest"},
+        {"model": "", "name": f"{MODEL}:latest"},
+        {},
+    ],
+)
 def test_a_worker_tells_ollamas_clients_of_its_model(relay: Relay, named: dict[str, str]) -> None:
     worker = relay.worker()
     relay.client().post("/api/show", json.dumps(named).encode())

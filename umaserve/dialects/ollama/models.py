@@ -133,7 +133,7 @@ def refuse() -> tuple[int, str, bytes]:
 def _name(given: OllamaModelName) -> str:
     """``model``, which older clients call ``name``."""
     name = given.name_
-    return given.model or name or NAME.read(None, "model")
+    return given.model or name or NAME.read(given.model, "model")
 
 
 def _listed(model: ListedModel) -> dict[str, Any]:

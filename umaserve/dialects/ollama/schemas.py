@@ -232,8 +232,9 @@ class OllamaEmbeddingsRequest(OllamaRequest):
 
 
 class OllamaModelName(Declared, also={"anyOf": [{"required": ["model"]}, {"required": ["name"]}]}):
-    model = optional(NAME, _LISTED)
-    name_ = optional(NAME, "An older name of model.")
+    # The client in Go sends both, one of them empty.
+    model = optional(string(0, MAX_ID_BYTES), _LISTED)
+    name_ = optional(string(0, MAX_ID_BYTES), "An older name of model.")
 
 
 class OllamaShowRequest(OllamaModelName):

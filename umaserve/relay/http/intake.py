@@ -86,9 +86,9 @@ class Intake:
         """A request from its JSON body; ``changed``: the fields that the worker gets in place of its own; ``turns``:
         those of its conversation, where they are not in its messages."""
         fields = body.fields
-        named = fields.string("model", max_bytes=MAX_NAME_BYTES)
-        if request.path == SHOW and named is None:
-            named = fields.string("name", max_bytes=MAX_NAME_BYTES)  # As older clients call it.
+        named = fields.string("model", max_bytes=MAX_NAME_BYTES, empty=request.path == SHOW)
+        if request.path == SHOW and not named:
+            named = fields.string("name", max_bytes=MAX_NAME_BYTES)  # As older clients call it, and the one in Go.
         model = self._model(named, client_name, aliases=request.path.startswith(MESSAGES))
         if model != named:
             # Backends other than umaserve don't know the name "default".
