@@ -584,7 +584,7 @@ def test_slots_where_none_is_idle() -> None:
 def test_a_clients_prompt_is_in_slots_only_if_the_operator_says_so(shown: bool) -> None:
     world = HttpWorld(config=replace(CONFIG, slots_prompts=shown))
     world.send(post("/completion", {"prompt": ["our ", 5, " secret"], "stream": True}))
-    (session,) = world.services.sessions.running()
+    (session,) = world.sessions.running()
     session.slot = 0
     world.send(HEALTH.replace(b"/health", b"/slots"))
     (answer,) = world.services.facts().running()
@@ -708,7 +708,7 @@ def test_the_paths_answer_in_the_native_form(world: HttpWorld, path: str) -> Non
 
 def test_a_client_that_leaves_cancels_what_it_asked_for(world: HttpWorld) -> None:
     world.send(post("/completion", {"prompt": ["a", "b"], "stream": True}))
-    running = world.services.sessions.running
+    running = world.sessions.running
     assert [session.caller.dialect for session in running()] == ["llama-server"] * 2
     world.client.close()
     world.turn()

@@ -28,6 +28,7 @@ from umaserve.kvcache.slots import Room, Slots
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.engine_api import Capacity, Run
 from umaserve.sessions.kv_operations import Copy, Divide, KVOperation, Load, Move, Release, Save
+from umaserve.sessions.manager import SessionManager
 from umaserve.sessions.session import Session
 from umaserve.settings.daemon import Config
 
@@ -188,7 +189,7 @@ class Sequences(RuleBasedStateMachine):
         """Requests come, and start where there is room; in each tick each running one gets at most so many tokens."""
         for owner, stem, shared, rest, answer in coming:
             self.last_id += 1
-            session = Session(self.last_id, Generate("r", "hello"), print, Caller("uds", "test"))
+            session = Session(self.last_id, SessionManager(), Generate("r", "hello"), print, Caller("uds", "test"))
             tokens = [*stem[:shared], *rest]
             self.waiting.append(Asked(session, owner, tokens, len(tokens) + answer))
         for _ in range(ticks):

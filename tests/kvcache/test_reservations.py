@@ -13,6 +13,7 @@ from umaserve.kvcache.reservations import QUANTILE, REMEMBERED, STEP, UNKNOWN, A
 from umaserve.kvcache.slots import Room, Slots
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.engine_api import Capacity, Prepared
+from umaserve.sessions.manager import SessionManager
 from umaserve.sessions.session import Session
 from umaserve.sessions.states import State
 
@@ -66,7 +67,9 @@ def test_a_stream_is_promised_more_before_it_needs_it(length: int, spare: int, f
 
 
 def session(prompt: int, max_tokens: int, number: int = 0) -> Session:
-    one = Session(number, Generate("r", "hello"), print, Caller("uds", "uid:1000"), state=State.DECODE)
+    one = Session(
+        number, SessionManager(), Generate("r", "hello"), print, Caller("uds", "uid:1000"), state=State.DECODE
+    )
     one.prepared = Prepared([1] * prompt, max_tokens, None)
     return one
 

@@ -19,6 +19,7 @@ from umaserve.kvcache.slots import Room, Slots
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.engine_api import Capacity, SavedBytes
 from umaserve.sessions.kv_operations import Copy, Load, Release, Save, Shed
+from umaserve.sessions.manager import SessionManager
 from umaserve.sessions.session import Session
 
 TOKEN = st.integers(0, 1)
@@ -30,7 +31,7 @@ PROMPTS = st.builds(lambda same, then: [0] * same + then, st.integers(0, 12), st
 
 
 def session(number: int = 0) -> Session:
-    return Session(number, Generate("r", "hello"), print, Caller("uds", "uid:1000"))
+    return Session(number, SessionManager(), Generate("r", "hello"), print, Caller("uds", "uid:1000"))
 
 
 def capacity(

@@ -29,7 +29,6 @@ from umaserve.dialects.http import ErrorReply
 from umaserve.models import model_loading
 from umaserve.models import registry as models_module
 from umaserve.models.known_models import KnownModels
-from umaserve.models.model_sessions import ModelSessions
 from umaserve.models.registry import Models
 from umaserve.models.residency_snapshot import State
 from umaserve.remote.process import End
@@ -161,7 +160,6 @@ class ModelsWorld(World):
             lambda: True,
             lambda _session, _end: None,
         )
-        self.sessions = ModelSessions(self.models)
         self.loop.after_poll = self.models.collect
         self.loop.before_sleep = self._run_ticks
 
@@ -184,7 +182,7 @@ class ModelsWorld(World):
     def ask(self, model: str, prompt: str = "one two", max_tokens: int = 5, caller: Caller = CALLER) -> Client:
         client = Client()
         request = Generate("r", prompt, max_tokens, model=model)
-        client.session = self.sessions.start(request, client.outputs.append, caller, self.loop.now())
+        client.session = self.models.start(request, client.outputs.append, caller, self.loop.now())
         return client
 
     def question(self, model: str, answers: list[bytes | RequestError]) -> Question:
@@ -317,12 +315,12 @@ def test_a_paused_stream_does_not_keep_its_model_loaded_and_goes_on_later(new_wo
     world = new_world(3 * GIB, {"chat": 2 * GIB, "code": 2 * GIB})
     stream = world.ask("chat", "one two three", max_tokens=60)
     world.until(lambda: stream.text)
-    world.sessions.steer(stream.session, Pause())
+    stream.session.manager.steer(stream.session, Pause())
     asked = world.ask("code")
     world.until(lambda: asked.end)
     assert world.loaded() == ["code"]
     assert stream.end is None
-    world.sessions.steer(stream.session, Resume())
+    stream.session.manager.steer(stream.session, Resume())
     world.until(lambda: stream.end)
     assert stream.end is FinishReason.LENGTH
     assert world.loaded() == ["chat"]
@@ -851,13 +849,13 @@ def test_questions_and_unread_requests_wait_no_longer_than_requests_may_take(new
     world.question("code", answers)
     world.models.when_loaded("code", read.append, CALLER)
     world.turn()
-    world.sessions.expire(5.0)
+    world.models.expire(5.0)
     assert (answers, read) == ([], [])
     world.turn(6.0)
-    world.sessions.expire(5.0)
+    world.models.expire(5.0)
     assert [error.fault for error in (*answers, *read) if isinstance(error, RequestError)] == [Fault.TIMED_OUT] * 2
     assert stream.session.ended
-    world.sessions.expire(5.0)
+    world.models.expire(5.0)
     assert len(answers) == len(read) == 1
 
 
@@ -887,19 +885,17 @@ def test_the_time_that_a_request_waits_unread_counts(new_world: NewWorld) -> Non
     world = new_world(3 * GIB, {"chat": 2 * GIB, "code": 2 * GIB})
     stream = world.ask("chat", max_tokens=150)
     body, responder = UnreadBody(world.models), Mock()
-    services = SimpleNamespace(
-        loop=world.loop, sessions=world.sessions, models=world.models, speech=None, recordings=None
-    )
+    services = SimpleNamespace(loop=world.loop, models=world.models, speech=None, recordings=None)
     exchange = TextExchange(services, responder, body, CALLER, Mock(), {})
     exchange.start(b"one two")
     world.turn(4.0)
     world.until(lambda: world.loaded() == ["code"])
     assert stream.end is FinishReason.LENGTH
-    world.until(lambda: any(True for _ in world.sessions.running()))
-    world.sessions.expire(60.0)
+    world.until(lambda: any(True for _ in world.models.running()))
+    world.models.expire(60.0)
     world.turn(0.5)
     assert not body.replies
-    world.sessions.expire(4.4)
+    world.models.expire(4.4)
     world.turn()
     assert [error.fault for error in body.replies] == [Fault.TIMED_OUT]
     responder.respond.assert_called_once()
@@ -912,9 +908,9 @@ def test_the_time_of_a_question_counts_from_its_arrival(new_world: NewWorld) -> 
     world.turn(4.0)
     answers: list[bytes | RequestError] = []
     world.models.ask("code", Question(query, lambda _answer: b"made", answers.append, arrived_at), CALLER)
-    world.sessions.expire(4.4)
+    world.models.expire(4.4)
     assert not answers
-    world.sessions.expire(3.9)
+    world.models.expire(3.9)
     assert [error.fault for error in answers if isinstance(error, RequestError)] == [Fault.TIMED_OUT]
 
 

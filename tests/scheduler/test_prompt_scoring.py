@@ -18,6 +18,7 @@ from umaserve.scheduler import prompt_scoring
 from umaserve.scheduler.prompt_scoring import PromptScoring
 from umaserve.sessions.cost_model import Cost
 from umaserve.sessions.engine_api import Prepared, Scoring
+from umaserve.sessions.manager import SessionManager
 from umaserve.sessions.session import Session
 
 LONG = "a prompt that needs more than one tick, since a batch is shorter than it is"
@@ -233,7 +234,7 @@ def test_whatever_happens_each_has_its_own(data: st.DataObject) -> None:
 
 def session(prompt: int, *, computed: int = 0, scored: int = 1) -> Session:
     request = Generate("r", "", prompt_logprobs=1)
-    made = Session(1, request, print, ORIGIN, computed=computed, scored=scored)
+    made = Session(1, SessionManager(), request, print, ORIGIN, computed=computed, scored=scored)
     made.prepared = Prepared(range(prompt), 0, None)
     return made
 

@@ -587,7 +587,7 @@ class Reader:
             speech=self.speech,
             content_filter=content_filter.load(str(folder / "patterns")),
             config=Config(max_queue=most),
-            sessions=SessionManager(clock=lambda: 0.0),
+            models=SessionManager(clock=lambda: 0.0),
             loop=SimpleNamespace(now=lambda: 0.0),
             loaded=lambda: None,
             traced=None,

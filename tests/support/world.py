@@ -23,7 +23,6 @@ from umaserve.stages.recordings import Recordings
 from umaserve.stages.spoken import Speech
 
 if TYPE_CHECKING:
-    from umaserve.models.model_sessions import ModelSessions
     from umaserve.models.registry import Models
     from umaserve.system.threads import JobThread
 
@@ -58,12 +57,19 @@ class StandInModels:
         self._world = world
         self.moved: list[tuple[str, str]] = []
         """What was to be loaded or unloaded, and its name."""
+        sessions = world.sessions
+        self.start, self.take_over, self.admit = sessions.start, sessions.take_over, sessions.admit
+        self.running, self.totals = sessions.running, sessions.totals
 
     def load(self, name: str) -> None:
         self.moved.append(("load", name))
 
     def unload(self, name: str) -> None:
         self.moved.append(("unload", name))
+
+    @property
+    def draining(self) -> bool:
+        return self._world.sessions.draining
 
     @property
     def default(self) -> SimpleNamespace:
@@ -103,7 +109,7 @@ class DaemonWorld(World):
         self.questions = Questions(self.engine, self.compute, self.preparing, self.preparing, config.max_queue)
         self.asked: list[Question] = []
         self.speech = Speech(voice, nothing, cast("JobThread", self.speaking))
-        sessions = cast("ModelSessions", self.sessions)
+        models = cast("Models", StandInModels(self))
         self.budget = InputBudget(self.loop, 2 * config.max_chat_bytes, config.max_frame_bytes)
         self.loaded = True
         self.recovers = self.leaving = False
@@ -114,15 +120,14 @@ class DaemonWorld(World):
         self.services = Services(
             config=config,
             loop=self.loop,
-            sessions=sessions,
             detached=Detached(
                 self.loop,
-                sessions,
+                models,
                 config.resume_window,
                 config.resume_bytes,
                 leaves=bool(config.resume_file),
             ),
-            models=cast("Models", StandInModels(self)),
+            models=models,
             metrics=lambda: Metrics({}),
             started_at=0,
             prometheus=lambda: b"",

@@ -59,7 +59,7 @@ class Connection:
         self.channel = channel
         self._services = services
         self._loop = services.loop
-        self._sessions = services.sessions
+        self._models = services.models
         self._codec = codec
         self._dialect = dialect
         self._caller = caller
@@ -91,8 +91,8 @@ class Connection:
 
     def drained(self) -> None:
         # Channels are flushed after the turn's tick was planned: the release is for a turn of its own.
-        if self._session is not None:
-            self._loop.call_soon(functools.partial(self._sessions.release, self._session, Hold.READER))
+        if (session := self._session) is not None:
+            self._loop.call_soon(functools.partial(session.manager.release, session, Hold.READER))
         for stage in self._stages:
             self._loop.call_soon(stage.release)
         if self._backlog.waiting:
@@ -108,7 +108,7 @@ class Connection:
         """Drop the current answer: the client no longer wants it."""
         self._input.keep(0)
         if self._session is not None:
-            self._sessions.abandon(self._session)
+            self._session.manager.abandon(self._session)
         for stage in self._stages:
             stage.abandon()
         self._session, self._stages = None, ()
@@ -155,15 +155,16 @@ class Connection:
         return True
 
     def _dispatch(self, command: Command) -> None:
+        session = self._session
         match command:
             case Generate():
                 self._request(command)
             case Replace():
                 self._replace(command.request)
-            case Cancel() if self._session is not None:
-                self._sessions.cancel(self._session, command.id)
-            case Modify() | Pause() | Resume() if self._session is not None:
-                self._sessions.steer(self._session, command)
+            case Cancel() if session is not None:
+                session.manager.cancel(session, command.id)
+            case Modify() | Pause() | Resume() if session is not None:
+                session.manager.steer(session, command)
             case Feedback():
                 self._keep(command)
             case GetMetrics():
@@ -174,20 +175,20 @@ class Connection:
     def _replace(self, request: Generate) -> None:
         """The running request ends only if its replacement is admitted."""
         try:
-            self._sessions.admit(self._caller, self._loop.now())
+            self._models.admit(self._caller, self._loop.now())
         except RequestError as error:
             error.request_id = request.id
             self._reply(self._dialect.refuse(error))
             return
         if self._session is not None:
-            self._sessions.abandon(self._session, "replaced")
+            self._session.manager.abandon(self._session, "replaced")
             self._session = None
         self._request(request, admitted=True)
 
     def _request(self, request: Generate, *, admitted: bool = False) -> None:
         session_request, now = replace(request, recorded=None, spoken=None), self._loop.now()
         try:
-            session = self._sessions.start(session_request, self._deliver, self._caller, now, admitted=admitted)
+            session = self._models.start(session_request, self._deliver, self._caller, now, admitted=admitted)
         except RequestError as error:
             self._input.keep(0)
             self._reply(self._dialect.fail(error))
@@ -250,7 +251,7 @@ class Connection:
             self._end(reply.code)
         elif self.channel.congested:
             if self._session is not None:
-                self._sessions.hold(self._session, Hold.READER)
+                self._session.manager.hold(self._session, Hold.READER)
             for stage in self._stages:
                 stage.hold()
 

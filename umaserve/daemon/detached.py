@@ -14,7 +14,7 @@ from umaserve.core.events import Output
 from umaserve.daemon.handover_file import Left
 from umaserve.dialects.dialect import Dialect, Reply
 from umaserve.dialects.generate.generation import Kept
-from umaserve.models.model_sessions import ModelSessions
+from umaserve.models.registry import Models
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
 from umaserve.sessions.caller import Caller
@@ -68,12 +68,10 @@ class Lost:
 class Detached:
     """Keeps each for ``window`` seconds, and at most ``max_bytes`` of them: the oldest goes first."""
 
-    def __init__(
-        self, loop: Loop, sessions: ModelSessions, window: float, max_bytes: int, *, leaves: bool = False
-    ) -> None:
+    def __init__(self, loop: Loop, models: Models, window: float, max_bytes: int, *, leaves: bool = False) -> None:
         """``leaves``: whether there will be a process after this one to leave them to."""
         self._loop = loop
-        self._sessions = sessions
+        self._models = models
         self._window = window
         self._max_bytes = max_bytes
         self._lost: dict[str, Lost] = {}
@@ -107,14 +105,14 @@ class Detached:
         if not self.enabled or dialect.request_id is None:
             self._abandon(session)
             return
-        if self._leaving or self._sessions.draining:
+        if self._leaving or self._models.draining:
             self._leave(dialect, session, caller, self._window)
             return
         if session is not None:
             session.sink = _recorder(dialect)
-            self._sessions.hold(session, Hold.DETACHED)
+            session.manager.hold(session, Hold.DETACHED)
             # The reader that was behind is gone, and the next one may never be.
-            self._sessions.release(session, Hold.READER)
+            session.manager.release(session, Hold.READER)
         self._add(dialect.request_id, dialect, session, caller, self._window)
 
     def _add(
@@ -197,7 +195,7 @@ class Detached:
 
     def _abandon(self, session: Session | None, end: str = "abandoned") -> None:
         if session is not None:
-            self._sessions.abandon(session, end)
+            session.manager.abandon(session, end)
 
     def take_over(self, left: Left, dialect: ResumableDialect) -> None:
         """Keep what the process before this one left, paused."""
@@ -209,7 +207,7 @@ class Detached:
         if left.begun is not None:
             record, now = _recorder(dialect), self._loop.now()
             try:
-                session = self._sessions.take_over(kept.request, left.begun, record, left.caller, now)
+                session = self._models.take_over(kept.request, left.begun, record, left.caller, now)
             except RequestError as error:
                 log.warning("request %s can't be restored: %s", kept.request.id, error)
                 return

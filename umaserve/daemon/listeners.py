@@ -225,7 +225,7 @@ class Listeners:
         self._past_bytes[1] += client.channel.bytes_sent
 
     def _refuse(self, protocol: str, sock: socket.socket, limit: int, *, encrypted: bool) -> None:
-        self._services.sessions.totals.rejected += 1
+        self._services.models.totals.rejected += 1
         error = RequestError(
             Fault.TOO_MANY_SESSIONS, "connection", f"{limit} connections are open, which is the limit; try again later"
         )

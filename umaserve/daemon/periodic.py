@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.models.catalogue_watch import CatalogueWatch
-from umaserve.models.model_sessions import ModelSessions
 from umaserve.models.registry import Models
 from umaserve.net.loop import Loop
 from umaserve.sessions.admission import Admission
@@ -50,7 +49,6 @@ def start_periodic(
     loop: Loop,
     models: Models,
     catalogue: CatalogueWatch,
-    sessions: ModelSessions,
     admission: Admission,
     recordings: Recordings,
     kept_responses: KeptResponses,
@@ -68,7 +66,7 @@ def start_periodic(
     every(loop, TIDY_S, recordings.tidy)
     every(loop, FORGET_S, kept_responses.expire)
     if request_timeout:
-        every(loop, min(EXPIRE_S, request_timeout / 2), lambda: sessions.expire(request_timeout))
+        every(loop, min(EXPIRE_S, request_timeout / 2), lambda: models.expire(request_timeout))
 
 
 def every(loop: Loop, seconds: float, do: Callable[[], object]) -> None:

@@ -56,7 +56,7 @@ class DaemonBackend:
 
     @property
     def load(self) -> int:
-        return sum(1 for _ in self._services.sessions.running())
+        return sum(1 for _ in self._services.models.running())
 
     def refresh(self, done: Callable[[], None]) -> None:
         done()

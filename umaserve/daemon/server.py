@@ -36,7 +36,6 @@ from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.models.catalogue_watch import CatalogueWatch
 from umaserve.models.engine_supervisor import NewEngine
 from umaserve.models.known_models import KnownModels, file_of
-from umaserve.models.model_sessions import ModelSessions
 from umaserve.models.registry import Models
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
@@ -114,7 +113,6 @@ class Server:
             self._wanted,
             self._observe_end,
         )
-        self._sessions = ModelSessions(self._models)
         self._voices = Voices(config, voice, loop.wake, self._models.threads.compute)
         self._services = self._new_services()
         self._left_file = HandoverFile(config.resume_file, config.resume_bytes) if config.resume_file else None
@@ -135,9 +133,8 @@ class Server:
         return Services(
             config=config,
             loop=loop,
-            sessions=self._sessions,
             detached=Detached(
-                loop, self._sessions, config.resume_window, config.resume_bytes, leaves=bool(config.resume_file)
+                loop, self._models, config.resume_window, config.resume_bytes, leaves=bool(config.resume_file)
             ),
             models=self._models,
             metrics=self._metrics,
@@ -169,7 +166,6 @@ class Server:
             self._loop,
             self._models,
             self._catalogue_watch,
-            self._sessions,
             self._admission,
             self._services.recordings,
             self._services.kept_responses,
@@ -279,8 +275,8 @@ class Server:
             "state": self._state.value,
             "uptime_s": round(self._loop.now() - self._started_at, 3),
             "connections": len(self._entrances.clients),
-            "sessions_total": self._sessions.totals.sessions,
-            "rejected_total": self._sessions.totals.rejected,
+            "sessions_total": self._models.totals.sessions,
+            "rejected_total": self._models.totals.rejected,
             **self._models.snapshot(),
             **self._services.speech.snapshot(),
             "detached_generations": len(self._services.detached),

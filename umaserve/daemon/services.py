@@ -16,7 +16,6 @@ from umaserve.daemon.feedback import FeedbackLog
 from umaserve.dialects.facts import Facts, RunningAnswer
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.responses.kept import KeptResponses
-from umaserve.models.model_sessions import ModelSessions
 from umaserve.models.registry import Models
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
@@ -35,7 +34,6 @@ class Services:
 
     config: Config
     loop: Loop
-    sessions: ModelSessions
     detached: Detached
     models: Models
     metrics: Callable[[], Metrics]
@@ -76,8 +74,8 @@ class Services:
             resumable=self.detached.enabled,
             recorded=bool(config.recordings),
             kept=None if caller is None else self.kept_responses.of(caller.tenant),
-            steer=functools.partial(_steer, self.sessions, caller),
-            running=lambda: _running(self.sessions, shown=config.slots_prompts),
+            steer=functools.partial(_steer, self.models, caller),
+            running=lambda: _running(self.models, shown=config.slots_prompts),
         )
 
     def loaded(self) -> ModelInfo:
@@ -89,18 +87,18 @@ class Services:
 
 
 def _steer(
-    sessions: ModelSessions, caller: Caller | None, request_id: str, command_of: Callable[[Generate], Steering | Cancel]
+    models: Models, caller: Caller | None, request_id: str, command_of: Callable[[Generate], Steering | Cancel]
 ) -> int:
     """Implement ``Facts.steer``. Only the tenant that has begun a request may steer it."""
     if caller is None:
         return 0
-    own = (one for one in sessions.running() if (one.caller.dialect, one.caller.tenant) == ("openai", caller.tenant))
+    own = (one for one in models.running() if (one.caller.dialect, one.caller.tenant) == ("openai", caller.tenant))
     found = [one for one in own if _is_of(one.request.id, request_id)]
     for session, command in [(one, command_of(one.request)) for one in found]:
         if isinstance(command, Cancel):
-            sessions.cancel(session, command.id)
+            session.manager.cancel(session, command.id)
         else:
-            sessions.steer(session, command)
+            session.manager.steer(session, command)
     return len(found)
 
 
@@ -110,8 +108,8 @@ def _is_of(answer_id: str, request_id: str) -> bool:
     return answer_id == request_id or (of == request_id and number.isdecimal())
 
 
-def _running(sessions: ModelSessions, *, shown: bool) -> list[RunningAnswer]:
-    placed = (session for session in sessions.running() if session.slot is not None)
+def _running(models: Models, *, shown: bool) -> list[RunningAnswer]:
+    placed = (session for session in models.running() if session.slot is not None)
     return [_answer(session, shown=shown) for session in placed]
 
 

@@ -64,7 +64,7 @@ class Shutdown:
         if self.draining:
             return
         self.draining = True
-        running = sum(1 for _ in self._services.sessions.running())
+        running = sum(1 for _ in self._models.running())
         log.info("draining", extra={"fields": {"running": running, "timeout_s": self._config.drain_timeout}})
         self._handed_over |= self._entrances.hand_over()
         if self._models.default.info is None:
@@ -88,7 +88,7 @@ class Shutdown:
     def _refuse_more(self, *, of_loaded: bool) -> None:
         """Take no more requests; ``of_loaded`` is as in ``Models.refuse_waiting``."""
         self._refusing = True
-        self._services.sessions.drain()
+        self._models.drain()
         self._services.detached.leave_all()
         self._models.refuse_waiting(of_loaded=of_loaded)
 

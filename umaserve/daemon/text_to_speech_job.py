@@ -44,7 +44,7 @@ class TextToSpeechJob:
         self._deliver = deliver
         self._asked_at = services.loop.now()
         services.speech.check_room(services.config.max_queue)
-        services.sessions.admit(caller, self._asked_at)
+        services.models.admit(caller, self._asked_at)
         self._filter = services.content_filter
         self._filtered = None if self._filter is None else self._filter.stream()
         self._spoken = services.speech.answer(self._take, speaking)

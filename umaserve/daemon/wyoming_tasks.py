@@ -223,7 +223,7 @@ class Transcription:
             prompt=self._listening.words,
         )
         self._client.keep(len(sound))
-        self._session = self._services.sessions.start(
+        self._session = self._services.models.start(
             replace(request, model=self._listening.model),
             self._client.guarded(self._deliver),
             self._caller,
@@ -258,4 +258,4 @@ class Transcription:
 
     def abandon(self) -> None:
         if self._session is not None:
-            self._services.sessions.abandon(self._session)
+            self._session.manager.abandon(self._session)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import math
 import time
@@ -13,6 +14,7 @@ from umaserve.core.errors import Fault, ModelNotFound, RequestError, model_not_g
 from umaserve.core.events import ListedModel, ModelInfo, ModelState
 from umaserve.core.metrics import ServingMetrics
 from umaserve.core.model_names import DEFAULT
+from umaserve.core.requests import Generate
 from umaserve.models import residency
 from umaserve.models.engine_supervisor import NewEngine
 from umaserve.models.engine_threads import EngineThreads
@@ -29,7 +31,8 @@ from umaserve.sessions.admission import Admission
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.content_filter import ContentFilter
 from umaserve.sessions.manager import SessionManager, Totals
-from umaserve.sessions.session import Session
+from umaserve.sessions.resumed import Resumed
+from umaserve.sessions.session import Session, Sink
 from umaserve.settings.models import Catalogue, ModelSpec
 from umaserve.system.memory import available_bytes, mapped_bytes, resident_bytes
 
@@ -77,7 +80,7 @@ class Models:
         self._timer: Timer | None = None
         self._wanted = wanted
         self._ended = ended
-        self._totals = Totals()
+        self.totals = Totals()
         self._around = ModelContext(
             loop,
             self.threads,
@@ -96,8 +99,11 @@ class Models:
         self.default = self._hosts[catalogue.default.name]
 
     def _new_host(self, spec: ModelSpec) -> ModelHost:
-        sessions = SessionManager(self._admit, self._loop.now, self._ended, spec.name, self._totals)
-        return ModelHost(spec, sessions, self._around, default=spec.name == self._catalogue.default.name)
+        sessions = SessionManager(
+            self._admit, self._loop.now, self._ended, spec.name, self.totals, lambda: self.request_load(host)
+        )
+        host = ModelHost(spec, sessions, self._around, default=spec.name == self._catalogue.default.name)
+        return host
 
     # -- which model ---------------------------------------------------------------------------------------------
 
@@ -146,6 +152,55 @@ class Models:
             context_tokens=host.spec.config.n_ctx if host.info is None else host.info.context_tokens,
             room_bytes=None if state in (State.LOADED, State.UNLOADING) else self._room_bytes,
         )
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        request: Generate,
+        sink: Sink,
+        caller: Caller,
+        now: float,
+        *,
+        admitted: bool = False,
+        arrived_at: float | None = None,
+    ) -> Session:
+        """Start a request with the model that it asks for; as ``SessionManager.start``."""
+        try:
+            host = self.choose(request.model, caller)
+        except RequestError as error:
+            self.default.sessions.refuse(request, caller, now if arrived_at is None else arrived_at, error)
+            raise
+        return host.sessions.start(request, sink, caller, now, admitted=admitted, arrived_at=arrived_at)
+
+    def take_over(self, request: Generate, begun: Resumed, sink: Sink, caller: Caller, now: float) -> Session:
+        """Take over a request, as ``SessionManager.take_over``; raises ``RequestError`` where the model isn't there."""
+        host = self.choose(request.model, caller)
+        if host.name != begun.model:
+            raise ModelNotFound(begun.model)
+        return host.sessions.take_over(request, begun, sink, caller, now)
+
+    def admit(self, caller: Caller, now: float) -> None:
+        """Raise ``RequestError`` if a request of this caller is refused now, whatever model it is for."""
+        self.default.sessions.admit(caller, now)
+
+    @property
+    def draining(self) -> bool:
+        """Whether no more requests are admitted, since ``drain``."""
+        return self.default.sessions.draining
+
+    def drain(self) -> None:
+        for host in self:
+            host.sessions.draining = True
+
+    def running(self) -> Iterator[Session]:
+        """Running sessions of each model, the oldest first."""
+        return itertools.chain.from_iterable(host.sessions.running() for host in self)
+
+    def expire(self, seconds: float) -> None:
+        """Fail what takes longer, as ``ModelHost.expire``."""
+        for host in self:
+            host.expire(seconds)
 
     def ask(self, name: str, question: Question, caller: Caller) -> None:
         """Ask the model that is meant by ``name``; as ``Questions.ask``."""

@@ -47,9 +47,11 @@ class SessionManager:
         ended: Callable[[Session, str], None] = lambda _session, _end: None,
         model: str = "",
         totals: Totals | None = None,
+        wanted: Callable[[], None] = lambda: None,
     ) -> None:
         """``ended`` is called for each request that has ended, was refused or abandoned, with how it ended. ``model``:
-        the name of the one that answers. ``totals``: those of all models; they number the sessions."""
+        the name of the one that answers. ``totals``: those of all models; they number the sessions. ``wanted`` is
+        called when a request comes, goes on or is changed: for it the model has to be loaded."""
         self.totals = totals or Totals()
         self.draining = False
         self.holds_back = False
@@ -61,6 +63,7 @@ class SessionManager:
         self._admit = admit
         self._now = clock
         self._model = model
+        self._wanted = wanted
         self._running: dict[int, Session] = {}
         self._arrived: dict[int, Session] = {}
         self._held: dict[int, Session] = {}
@@ -92,6 +95,7 @@ class SessionManager:
         self._running[session.id] = session
         self._arrived[session.id] = session
         self.version += 1
+        self._wanted()
         return session
 
     def refuse(
@@ -104,7 +108,7 @@ class SessionManager:
 
     def _new(self, request: Generate, sink: Sink, caller: Caller, model: str, arrived_at: float) -> Session:
         self.totals.sessions += 1
-        return Session(self.totals.sessions, request, sink, caller, model, arrived_at)
+        return Session(self.totals.sessions, self, request, sink, caller, model, arrived_at)
 
     def take_over(self, request: Generate, begun: Resumed, sink: Sink, caller: Caller, now: float) -> Session:
         """Go on with a request that another process has begun, of which its client knows; detached for now."""
@@ -157,6 +161,7 @@ class SessionManager:
             case Resume():
                 self.release(session, Hold.PAUSE)
         self.version += 1
+        self._wanted()
         # The tick in flight uses the sampler, and may make one more token for a stream that has just been paused. The
         # scheduler applies and acknowledges the change after that tick.
         waiting = self._changes.setdefault(session.id, [])
@@ -189,6 +194,7 @@ class SessionManager:
             session.held_s += self._now() - session.held_at
         if session.state is State.STREAM:
             self._move(session, Event.RELEASE)
+        self._wanted()
 
     def prepared(
         self, session: Session, prepared: Prepared, text: AnswerText, repetition: Repetition | None = None

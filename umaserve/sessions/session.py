@@ -6,6 +6,7 @@ import enum
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from umaserve.core.errors import RequestError
 from umaserve.core.events import Output, Timing, Usage
@@ -17,6 +18,9 @@ from umaserve.sessions.engine_api import Prepared
 from umaserve.sessions.resumed import Resumed
 from umaserve.sessions.speculation import Acceptance, Repetition
 from umaserve.sessions.states import RUNNING, State
+
+if TYPE_CHECKING:
+    from umaserve.sessions.manager import SessionManager
 
 NEVER = -1
 """``Session.looked_at`` before the first lookup: less than every ``Slots.version``."""
@@ -37,6 +41,8 @@ class Session:
     """One request. Times are in seconds of the loop's clock."""
 
     id: int
+    manager: SessionManager
+    """The one that runs it: that of its model."""
     request: Generate
     sink: Sink
     """Gets its outputs, and a ``RequestError`` if it fails."""

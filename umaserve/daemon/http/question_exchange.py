@@ -48,7 +48,7 @@ class QuestionExchange:
 
     def start(self, content: bytes) -> None:
         try:
-            self._services.sessions.admit(self._caller, self._asked_at)
+            self._services.models.admit(self._caller, self._asked_at)
         except RequestError as error:
             self._reply(error)
             return

@@ -73,7 +73,7 @@ class ResumableConnection(WebSocketConnection):
             self._reply(self._dialect.refuse(error))
             return
         if self._session is not None:
-            self._sessions.abandon(self._session)
+            self._session.manager.abandon(self._session)
         self._dialect, self._session, self._missed = dialect, session, missed
         if session is not None:
             session.caller = self._caller
@@ -99,4 +99,4 @@ class ResumableConnection(WebSocketConnection):
             self._session = None
             return
         session.sink = self._deliver
-        self._sessions.release(session, Hold.DETACHED)
+        session.manager.release(session, Hold.DETACHED)

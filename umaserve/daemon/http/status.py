@@ -60,7 +60,7 @@ class Box:
         """JSON values, as the OpenAPI document has them."""
         now = self._services.loop.now()
         since_s = 0.0 if self._at is None else now - self._at
-        running = sorted(self._services.sessions.running(), key=lambda one: (one.slot is None, one.requested_at))
+        running = sorted(self._services.models.running(), key=lambda one: (one.slot is None, one.requested_at))
         listed = running[:MAX_LISTED]
         requests = [self._request(session, now, since_s) for session in listed]
         figures = self._figures(since_s)
@@ -137,13 +137,13 @@ def end_request(services: Services, body: bytes) -> None:
     number = Fields(json_body(body).values).integer("session", 1)
     if number is None:
         raise bad_request("session", "a whole number of at least 1", None)
-    session = next((one for one in services.sessions.running() if one.id == number), None)
+    session = next((one for one in services.models.running() if one.id == number), None)
     if session is None:
         raise RequestError(
             Fault.NOT_FOUND, "session", f"no request with the number {number} is running: it may have ended"
         )
     log.info("an operator has ended a request", extra={"fields": {"request": session.request.id}})
-    services.sessions.fail(session, RequestError(Fault.ENDED, "request", "the operator of this server has ended it"))
+    session.manager.fail(session, RequestError(Fault.ENDED, "request", "the operator of this server has ended it"))
 
 
 def settings_page(config: Config) -> bytes:

@@ -39,7 +39,6 @@ class TextExchange:
         headers: Mapping[str, str],
     ) -> None:
         """``memory`` counts the body until its images and sounds are no longer needed. ``headers``: the request's."""
-        self._manager = services.sessions
         self._models = services.models
         self._speech = services.speech
         self._recordings = services.recordings
@@ -71,7 +70,7 @@ class TextExchange:
         try:
             requests = [with_headers(request, self._request_headers) for request in self._body.receive(content)]
             if not requests:
-                self._manager.admit(self._caller, now)
+                self._models.admit(self._caller, now)
                 self.abandon()
                 self._respond()
                 return
@@ -79,7 +78,7 @@ class TextExchange:
             self._memory.keep(len(content))
             # One request of its sender's, whatever the number of choices that it asks for.
             for index, request in enumerate(requests):
-                session = self._manager.start(
+                session = self._models.start(
                     replace(request, spoken=None),
                     functools.partial(self._deliver, index),
                     self._caller,
@@ -120,7 +119,7 @@ class TextExchange:
     def release(self) -> None:
         """The reader is below the low-water mark again."""
         for session in self._sessions:
-            self._manager.release(session, Hold.READER)
+            session.manager.release(session, Hold.READER)
         for stage in self._stages:
             stage.release()
 
@@ -128,7 +127,7 @@ class TextExchange:
         """The client has disconnected, or has its error."""
         self._end()
         for session in self._sessions:
-            self._manager.abandon(session)
+            session.manager.abandon(session)
         for stage in self._stages:
             stage.abandon()
 
@@ -200,7 +199,7 @@ class TextExchange:
             self._ping.postpone(self._loop.now() + PING_S)
         if self._responder.congested:
             for session in self._sessions:
-                self._manager.hold(session, Hold.READER)
+                session.manager.hold(session, Hold.READER)
             for stage in self._stages:
                 stage.hold()
 
