@@ -434,18 +434,10 @@ def test_a_body_that_fails_after_it_set_something_going_takes_that_along(
     world: HttpWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_route(world, "POST", TextReply(lambda _services: Body("", streaming=True)))
-    started = []
-    request = world.sessions.request
-
-    def one_and_no_more(*arguments: Any, **more: Any) -> None:
-        request(*arguments, **more)
-        started.append(arguments)
-        mistake()
-
-    world.sessions.request = one_and_no_more
+    monkeypatch.setattr("umaserve.daemon.exchange.stages_of", mistake)
     world.send(post("/props"))
     check_500(world)
-    assert len(started) == 1
+    assert world.sessions.totals.sessions == 1
     assert list(world.sessions.running()) == []
 
 
@@ -650,7 +642,7 @@ def test_the_end_of_the_daemon_ends_a_reading(spoken: HttpWorld) -> None:
 
 def test_a_mistake_of_ours_in_a_reading_ends_its_connection(world: HttpWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     world.speech = Speech(StandInVoice(), lambda: None, world.speaking)
-    monkeypatch.setattr("umaserve.daemon.http.speech_exchange.pcm16", mistake)
+    monkeypatch.setattr("umaserve.dialects.spoken_reply.pcm16", mistake)
     object.__setattr__(world.services, "speech", world.speech)
     world.send(reading())
     world.speak()

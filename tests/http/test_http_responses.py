@@ -9,7 +9,7 @@ from http_world import HttpWorld, post
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Finished, FinishReason, Output, Placed, Started, Token, Usage
-from umaserve.daemon.http.text_exchange import PING_S
+from umaserve.daemon.http.exchange import PING_S
 
 BACKGROUND = {"input": "hi", "background": True}
 END = Finished(FinishReason.STOP, Usage(3, 1))

@@ -25,7 +25,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from routes import facts
 from standin import SteppedWorker
 
-from umaserve.daemon.http.speech_exchange import SpeechExchange
+from umaserve.daemon.exchange import Exchange
+from umaserve.daemon.http.new_exchange import new_exchange
 from umaserve.dialects.openai.routes import DIALECT as OPENAI
 from umaserve.media import sound_decoder
 from umaserve.media.sound_encoder import SoundEncoder
@@ -593,11 +594,13 @@ class Reader:
             traced=None,
         )
 
-    def ask(self, text: str, audio_format: str = "pcm") -> tuple[SpeechExchange, Reply]:
+    def ask(self, text: str, audio_format: str = "pcm") -> tuple[Exchange, Reply]:
         reply = Reply()
         endpoint = OPENAI.routes["/v1/audio/speech"].endpoint
         about = replace(facts(), voice=self.speech.voice)
-        reading = SpeechExchange(self.services, about, endpoint, OPENAI.errors, reply, Caller("openai", "ip:127.0.0.1"))
+        share: Any = SimpleNamespace(keep=lambda _n_bytes: None)
+        caller = Caller("openai", "ip:127.0.0.1")
+        reading = new_exchange(self.services, about, endpoint, OPENAI.errors, reply, caller, share, {})
         reading.start(json.dumps({"input": text, "response_format": audio_format}).encode())
         return reading, reply
 

@@ -1,15 +1,13 @@
-"""One client: its channel, codec and dialect, and the session of its current request."""
+"""One client: its channel, codec and dialect, and the exchange of its current request."""
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 from umaserve.core.errors import Fault, RequestError
-from umaserve.core.events import FeedbackKept, Finished, Output, Placed
+from umaserve.core.events import FeedbackKept, Finished, Output
 from umaserve.core.requests import (
     Cancel,
     Command,
@@ -22,13 +20,12 @@ from umaserve.core.requests import (
     Replace,
     Resume,
 )
+from umaserve.daemon.exchange import Exchange
 from umaserve.daemon.services import Services
 from umaserve.dialects.dialect import Dialect, Reply
 from umaserve.net.backlog import Backlog
 from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.sessions.caller import Caller
-from umaserve.sessions.session import Hold, Session
-from umaserve.stages.stages import Stage, stages_of
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +56,6 @@ class Connection:
         self.channel = channel
         self._services = services
         self._loop = services.loop
-        self._models = services.models
         self._codec = codec
         self._dialect = dialect
         self._caller = caller
@@ -67,10 +63,8 @@ class Connection:
         self._idle_timeout = services.config.idle_timeout
         self._backlog = Backlog(services.loop, channel, self._handle_payloads, PAYLOADS_PER_TURN)
         self._input = services.input_budget.share(channel)
-        self._session: Session | None = None
-        """The session of the current request; ``None`` while the next one may come (RECV_REQ in the contracts)."""
-        self._stages: tuple[Stage, ...] = ()
-        """Stages of the current answer, the first one next to the session."""
+        self._exchange: Exchange | None = None
+        """The current request; ``None`` while the next one may come (RECV_REQ in the contracts)."""
         self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
         channel.handler = self
 
@@ -91,10 +85,8 @@ class Connection:
 
     def drained(self) -> None:
         # Channels are flushed after the turn's tick was planned: the release is for a turn of its own.
-        if (session := self._session) is not None:
-            self._loop.call_soon(functools.partial(session.manager.release, session, Hold.READER))
-        for stage in self._stages:
-            self._loop.call_soon(stage.release)
+        if self._exchange is not None:
+            self._loop.call_soon(self._exchange.release)
         if self._backlog.waiting:
             self._backlog.continue_later()
 
@@ -106,12 +98,9 @@ class Connection:
 
     def _abandon(self) -> None:
         """Drop the current answer: the client no longer wants it."""
-        self._input.keep(0)
-        if self._session is not None:
-            self._session.manager.abandon(self._session)
-        for stage in self._stages:
-            stage.abandon()
-        self._session, self._stages = None, ()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.abandon()
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -127,7 +116,7 @@ class Connection:
     def _input_handled(self) -> None:
         """Called when all input so far was handled, or waits."""
         # Not merely "does not run": a session that has just ended still has its last words to deliver.
-        if self.channel.ended and not self._backlog.waiting and self._session is None:
+        if self.channel.ended and not self._backlog.waiting and self._exchange is None:
             self.close()
 
     def _handle_one(self) -> bool:
@@ -155,16 +144,18 @@ class Connection:
         return True
 
     def _dispatch(self, command: Command) -> None:
-        session = self._session
+        sessions = () if self._exchange is None else self._exchange.sessions
         match command:
             case Generate():
                 self._request(command)
             case Replace():
                 self._replace(command.request)
-            case Cancel() if session is not None:
-                session.manager.cancel(session, command.id)
-            case Modify() | Pause() | Resume() if session is not None:
-                session.manager.steer(session, command)
+            case Cancel():
+                for session in sessions:
+                    session.manager.cancel(session, command.id)
+            case Modify() | Pause() | Resume():
+                for session in sessions:
+                    session.manager.steer(session, command)
             case Feedback():
                 self._keep(command)
             case GetMetrics():
@@ -175,26 +166,28 @@ class Connection:
     def _replace(self, request: Generate) -> None:
         """The running request ends only if its replacement is admitted."""
         try:
-            self._models.admit(self._caller, self._loop.now())
+            self._services.models.admit(self._caller, self._loop.now())
         except RequestError as error:
             error.request_id = request.id
             self._reply(self._dialect.refuse(error))
             return
-        if self._session is not None:
-            self._session.manager.abandon(self._session, "replaced")
-            self._session = None
+        if self._exchange is not None:
+            self._exchange.abandon("replaced")
+            self._exchange = None
         self._request(request, admitted=True)
 
     def _request(self, request: Generate, *, admitted: bool = False) -> None:
-        session_request, now = replace(request, recorded=None, spoken=None), self._loop.now()
+        exchange = self._new_exchange()
         try:
-            session = self._models.start(session_request, self._deliver, self._caller, now, admitted=admitted)
+            exchange.generate(request, self._take, admitted=admitted)
         except RequestError as error:
-            self._input.keep(0)
+            exchange.end()
             self._reply(self._dialect.fail(error))
-            return
-        self._session = session
-        session.sink, self._stages = stages_of(request, session.sink, self._services.speech, self._services.recordings)
+        else:
+            self._exchange = exchange
+
+    def _new_exchange(self) -> Exchange:
+        return Exchange(self._services, self._caller, self._input, self.abort)
 
     def _keep(self, feedback: Feedback) -> None:
         log_of_all = self._services.feedback
@@ -212,29 +205,18 @@ class Connection:
 
     # -- replies -------------------------------------------------------------------------------------------------
 
-    def _deliver(self, output: Output | RequestError) -> None:
-        """The session's sink."""
-        session = self._session
-        try:
-            self._take(output)
-        except Exception:
-            request_id = "" if session is None else session.request.id
-            log.exception("request %s: closed: internal error while writing the reply", request_id)
-            self.abort()
-
     def _take(self, output: Output | RequestError) -> None:
         if isinstance(output, RequestError):
             self._reply(self._dialect.fail(output))
         else:
             self._reply(self._dialect.send(output))
         if isinstance(output, Finished | RequestError):
-            self._input.keep(0)
             self._next_request()
-        elif isinstance(output, Placed):
-            self._input.keep(0)
 
     def _next_request(self) -> None:
-        self._session, self._stages = None, ()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.end()
         if not self.channel.open:
             return
         self._idle.postpone(self._loop.now() + self._idle_timeout)
@@ -249,11 +231,8 @@ class Connection:
         if reply.close:
             self._abandon()
             self._end(reply.code)
-        elif self.channel.congested:
-            if self._session is not None:
-                self._session.manager.hold(self._session, Hold.READER)
-            for stage in self._stages:
-                stage.hold()
+        elif self.channel.congested and self._exchange is not None:
+            self._exchange.hold()
 
     def _end(self, _code: int) -> None:
         """After the last reply. The code is for connections that have close codes."""
@@ -269,7 +248,7 @@ class Connection:
         self.channel.abort()
 
     def _on_idle(self) -> None:
-        if self._session is not None and not self._input.growing:
+        if self._exchange is not None and not self._input.growing:
             self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
         elif waited := self._input.take_waited():
             # It is no fault of the client's that nobody read what it sent.

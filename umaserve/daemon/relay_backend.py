@@ -10,20 +10,12 @@ from typing import cast
 
 from umaserve.core.errors import RequestError
 from umaserve.daemon.connection import Connection
-from umaserve.daemon.http.exchange import Exchange, new_exchange
+from umaserve.daemon.exchange import Exchange
+from umaserve.daemon.http.new_exchange import new_exchange
 from umaserve.daemon.http.routes import DIALECTS, Routes, max_body_bytes
 from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import (
-    Conversation,
-    EngineQuestion,
-    ErrorShape,
-    FormReply,
-    OperatorsPage,
-    Page,
-    SpeechReply,
-    TextReply,
-)
+from umaserve.dialects.http import Conversation, ErrorShape, OperatorsPage, Page, Posted
 from umaserve.dialects.responses.keeping import relay_fields
 from umaserve.net.channel import Channel, Handler
 from umaserve.net.loop import Loop
@@ -83,13 +75,14 @@ class DaemonBackend:
         # Nobody can come back: a relay gives each connection and each request a worker anew.
         facts = replace(self._services.facts(), resumable=False, kept_by_relay=relay_fields(headers))
         match found.route.endpoint:
-            case EngineQuestion() | TextReply() | FormReply() | SpeechReply() as endpoint:
+            case Posted() as endpoint:
                 responder = _Responder(reply)
-                memory = self._services.input_budget.share(None)
+                share = self._services.input_budget.share(None)
                 exchange = new_exchange(
-                    self._services, facts, endpoint, found.dialect.errors, responder, caller, memory, headers
+                    self._services, facts, endpoint, found.dialect.errors, responder, caller, share, headers
                 )
-                return _Posted(responder, exchange, content).begun()
+                exchange.start(content)
+                return None if responder.ended else _Posted(responder, exchange)
             case Conversation() as endpoint:
                 wire = _Wire(self._services.loop, reply)
                 dialect = endpoint.new_dialect(replace(facts, asked_model=request.model), None)
@@ -107,7 +100,7 @@ class DaemonBackend:
 
 
 class _Responder:
-    """Implements ``daemon.http.responder.Responder`` on a reply."""
+    """Implements ``daemon.http.exchange.Responder`` on a reply."""
 
     def __init__(self, reply: Reply) -> None:
         self.congested = False
@@ -143,22 +136,17 @@ class _Responder:
 class _Posted:
     """The job of one HTTP request."""
 
-    def __init__(self, responder: _Responder, pending: Exchange, body: bytes) -> None:
+    def __init__(self, responder: _Responder, exchange: Exchange) -> None:
         self._responder = responder
-        self._pending = pending
-        pending.start(body)
-
-    def begun(self) -> Job | None:
-        """Return the job, or ``None`` if it has already ended."""
-        return None if self._responder.ended else self
+        self._exchange = exchange
 
     def abort(self) -> None:
-        self._pending.abandon()
+        self._exchange.abandon()
 
     def pause(self, paused: bool) -> None:
         self._responder.congested = paused
         if not paused:
-            self._pending.release()
+            self._exchange.release()
 
     def frame(self, text: str) -> None:
         log.info("dropped a relay's message: its request is not a WebSocket conversation")

@@ -18,6 +18,7 @@ from umaserve.system import logs
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Heard = Spoken | Finished | RequestError
 
 FILTERED_AT_ONCE = 4096
 """Characters of a text's part in which the content filter looks for matches at once."""
@@ -36,7 +37,7 @@ class TextToSpeechJob:
         caller: Caller,
         field: str,
         speaking: Speaking,
-        deliver: Callable[[Spoken | Finished | RequestError], None],
+        deliver: Callable[[Heard], None],
     ) -> None:
         self._services = services
         self._caller = caller

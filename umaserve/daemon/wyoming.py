@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
 
 from umaserve import __version__
 from umaserve.core.errors import RequestError
@@ -18,8 +17,6 @@ from umaserve.wire.fields import Fields
 from umaserve.wire.wyoming import Event, WyomingCodec, encode
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 EVENTS_PER_TURN = 8
 MAX_PING_BYTES = 1024
@@ -125,7 +122,7 @@ class WyomingConnection:
             case kind if kind in Synthesis.EVENTS | Transcription.EVENTS:
                 if self._task is None:
                     new_task = Synthesis if kind in Synthesis.EVENTS else Transcription
-                    self._task = new_task(self._services, self._caller, self)
+                    self._task = new_task(self._services, self._caller, self._input, self)
                 self._task.take(event)
             case _:
                 # The protocol has servers ignore what they don't know.
@@ -138,12 +135,8 @@ class WyomingConnection:
         if self.channel.congested and self._task is not None:
             self._task.hold()
 
-    def keep(self, n_bytes: int) -> None:
-        self._input.keep(n_bytes)
-
     def done(self) -> None:
         self._task = None
-        self._input.keep(0)
         self._postpone_idle()
         self._backlog.continue_later()
 
@@ -151,15 +144,8 @@ class WyomingConnection:
         self.channel.write(encode(replies.error(error)))
         self.close()
 
-    def guarded(self, act: Callable[[T], None]) -> Callable[[T], None]:
-        def run(value: T) -> None:
-            try:
-                act(value)
-            except Exception:
-                log.exception("%s: closed: internal error while writing the reply", self._caller.peer)
-                self.channel.abort()
-
-        return run
+    def abort(self) -> None:
+        self.channel.abort()
 
     # -- the end -------------------------------------------------------------------------------------------------
 

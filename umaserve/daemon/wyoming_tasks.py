@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from umaserve.core.errors import Fault, RequestError
-from umaserve.core.events import Finished, Output, Placed, Spoken, Token
+from umaserve.core.events import Finished, Output, Spoken, Token
 from umaserve.core.requests import Sound
+from umaserve.daemon.exchange import Exchange
 from umaserve.daemon.services import Services
-from umaserve.daemon.text_to_speech_job import TextToSpeechJob
+from umaserve.daemon.text_to_speech_job import Heard, TextToSpeechJob
 from umaserve.dialects.transcription import check_end, transcription
 from umaserve.dialects.wyoming import replies, requests
 from umaserve.dialects.wyoming.requests import Listening, PcmFormat, misplaced
+from umaserve.net.input_budget import InputShare
 from umaserve.sessions.caller import Caller
-from umaserve.sessions.session import Session
 from umaserve.wire.pcm import mono
 from umaserve.wire.wyoming import Event
-
-T = TypeVar("T")
 
 SOUND = "audio-chunk"
 """The event that errors about a sound name."""
@@ -30,53 +28,26 @@ class Client(Protocol):
 
     def send(self, event: Event) -> None: ...
 
-    def keep(self, n_bytes: int) -> None:
-        """Set the bytes of a whole request that waits."""
-
     def done(self) -> None:
         """Take note that the task is answered."""
 
     def fail(self, error: RequestError) -> None:
         """End the connection, since the task failed."""
 
-    def guarded(self, act: Callable[[T], None]) -> Callable[[T], None]:
-        """Wrap ``act`` as a callback: a bug of ours in it ends this connection alone."""
+    def abort(self) -> None:
+        """End the connection, after a bug of ours."""
 
 
-class Task(Protocol):
-    """Task of a client. Begins with the first event that it takes, and ends with ``done``, ``fail`` or ``abandon``."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether it waits for the client's next event."""
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that it keeps of the client's events so far."""
-
-    def take(self, event: Event) -> None:
-        """Take the client's next event. Raises ``RequestError``, which ends the connection."""
-
-    def hold(self) -> None:
-        """Wait: the client is behind with its reading."""
-
-    def release(self) -> None:
-        """Go on: the client has caught up."""
-
-    def abandon(self) -> None: ...
-
-
-class Synthesis:
+class Synthesis(Exchange):
     """Synthesis of a text: ``synthesize``; or ``synthesize-start``, ``synthesize-chunk`` for each part of the text,
     ``synthesize-stop``."""
 
     EVENTS = frozenset({"synthesize", "synthesize-start", "synthesize-chunk", "synthesize-stop"})
     held_bytes = 0
 
-    def __init__(self, services: Services, caller: Caller, client: Client) -> None:
-        self._services = services
+    def __init__(self, services: Services, caller: Caller, share: InputShare, client: Client) -> None:
+        super().__init__(services, caller, share, client.abort)
         self._limits = services.facts().limits
-        self._caller = caller
         self._client = client
         self._reading: TextToSpeechJob | None = None
         self._streams = False
@@ -111,11 +82,10 @@ class Synthesis:
     def _begin(self, event: Event) -> TextToSpeechJob:
         self._services.loaded()
         speaking = requests.speaking(event.data, self._services.speech.voice)
-        deliver = self._client.guarded(self._deliver)
-        self._reading = TextToSpeechJob(self._services, self._caller, "text", speaking, deliver)
+        self._reading = self.read_aloud("text", speaking, self._speak)
         return self._reading
 
-    def _deliver(self, output: Spoken | Finished | RequestError) -> None:
+    def _speak(self, output: Heard) -> None:
         if isinstance(output, RequestError):
             self._client.fail(output)
             return
@@ -129,36 +99,23 @@ class Synthesis:
         self._client.send(replies.audio_stop())
         if self._streams:
             self._client.send(replies.synthesize_stopped())
+        self.end()
         self._client.done()
 
-    def hold(self) -> None:
-        if self._reading is not None:
-            self._reading.hold()
 
-    def release(self) -> None:
-        if self._reading is not None:
-            self._reading.release()
-
-    def abandon(self) -> None:
-        if self._reading is not None:
-            self._reading.abandon()
-
-
-class Transcription:
+class Transcription(Exchange):
     """Transcription of speech: ``transcribe``, which may be left out; ``audio-start``, ``audio-chunk`` for each part,
     ``audio-stop``."""
 
     EVENTS = frozenset({"transcribe", "audio-start", "audio-chunk", "audio-stop"})
 
-    def __init__(self, services: Services, caller: Caller, client: Client) -> None:
-        self._services = services
-        self._caller = caller
+    def __init__(self, services: Services, caller: Caller, share: InputShare, client: Client) -> None:
+        super().__init__(services, caller, share, client.abort)
         self._client = client
         self._listening = Listening()
         self._format: PcmFormat | None = None
         self._sound = bytearray()
         """float32 samples."""
-        self._session: Session | None = None
         self._text: list[str] = []
         self.ready = True
 
@@ -222,20 +179,13 @@ class Transcription:
             language=self._listening.language,
             prompt=self._listening.words,
         )
-        self._client.keep(len(sound))
-        self._session = self._services.models.start(
-            replace(request, model=self._listening.model),
-            self._client.guarded(self._deliver),
-            self._caller,
-            self._services.loop.now(),
-        )
+        self._share.keep(len(sound))
+        self.generate(replace(request, model=self._listening.model), self._hear_back)
 
-    def _deliver(self, output: Output | RequestError) -> None:
+    def _hear_back(self, output: Output | RequestError) -> None:
         match output:
             case RequestError():
                 self._client.fail(output)
-            case Placed():
-                self._client.keep(0)
             case Token():
                 self._text.append(output.said)
             case Finished():
@@ -248,14 +198,9 @@ class Transcription:
 
     def _finish(self) -> None:
         self._client.send(replies.transcript("".join(self._text).strip(), self._listening.language))
+        self.end()
         self._client.done()
 
-    def hold(self) -> None:
-        """Do nothing: one short event is all that it sends."""
 
-    def release(self) -> None:
-        pass
-
-    def abandon(self) -> None:
-        if self._session is not None:
-            self._session.manager.abandon(self._session)
+Task = Synthesis | Transcription
+"""Begins with the first event that it takes, and ends with ``done``, ``fail`` or ``abandon``."""

@@ -51,19 +51,20 @@ HTTP_STATUS: Mapping[Fault, int] = {
 }
 
 
-class Body(Protocol):
-    """One HTTP request for generated text: its body in, the reply's parts out."""
+class HttpReply(Protocol):
+    """The reply to one HTTP request, whole or a stream of events: outputs in, its parts out."""
 
-    stream_type: str
-    """The content type of a stream."""
+    @property
+    def stream_type(self) -> str:
+        """The content type of a stream."""
 
     @property
     def streaming(self) -> bool:
-        """Whether the reply is a stream of events; valid after ``receive``."""
+        """Whether the reply is a stream of events; valid once the request is read."""
 
     @property
     def whole_type(self) -> str:
-        """The content type of a whole reply; valid after ``receive``."""
+        """The content type of a whole reply; valid once the request is read."""
 
     @property
     def done(self) -> bool:
@@ -77,27 +78,32 @@ class Body(Protocol):
     def headers(self) -> Headers:
         """Headers of the reply, without its content type."""
 
-    def receive(self, body: bytes) -> Sequence[Generate]:
-        """The requests in ``body``; if there are none, ``result`` is the reply. Raises ``RequestError``."""
-
     def send(self, index: int, output: Output) -> list[bytes]:
         """The data of the events for an output of request number ``index``; none unless streaming. Raises
         ``RequestError`` where the answer ends in a way that its reply has no words for."""
 
-    def fail(self, index: int, error: RequestError) -> list[bytes]:
-        """The data of the events that report the error in a stream that has begun."""
+    def fail(self, index: int, error: RequestError) -> list[bytes] | None:
+        """The data of the events that report the error in a stream that has begun; ``None`` where none can, and the
+        stream is cut off."""
 
     def frame(self, data: bytes) -> bytes:
         """The bytes of one event of the stream."""
-
-    def ping(self) -> bytes:
-        """The bytes that a stream gets in which nothing else comes for a while; they change nothing for its reader."""
 
     def result(self) -> bytes:
         """The whole reply, once ``done`` or without requests."""
 
     def error(self, error: RequestError) -> ErrorReply:
         """The reply to an error before a stream has begun."""
+
+
+class Body(HttpReply, Protocol):
+    """One HTTP request for generated text: its body in, the reply's parts out."""
+
+    def receive(self, body: bytes) -> Sequence[Generate]:
+        """The requests in ``body``; if there are none, ``result`` is the reply. Raises ``RequestError``."""
+
+    def ping(self) -> bytes:
+        """The bytes that a stream gets in which nothing else comes for a while; they change nothing for its reader."""
 
 
 class KeptBody(Body, Protocol):
@@ -194,7 +200,12 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineQuestion:
+class Posted:
+    """Answers the body of a POST, which may take time; one of those below."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineQuestion(Posted):
     """A query to the engine; ``parse`` reads it from a body, or raises ``RequestError``. ``media``: as in
     ``TextReply``."""
 
@@ -203,7 +214,7 @@ class EngineQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class TextReply:
+class TextReply(Posted):
     """Generated text, whole or as a stream of events. ``media``: bodies are limited by ``--max-chat-bytes``."""
 
     new_body: Callable[[Facts], Body]
@@ -211,7 +222,7 @@ class TextReply:
 
 
 @dataclass(frozen=True, slots=True)
-class FormReply:
+class FormReply(Posted):
     """Generated text, as ``TextReply``, for a form with a file (multipart/form-data). ``new_body`` gets its
     ``Content-Type`` too, which says what parts the fields."""
 
@@ -252,7 +263,7 @@ class SpokenText:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeechReply:
+class SpeechReply(Posted):
     """A text as speech; ``parse`` may raise ``RequestError``."""
 
     parse: Callable[[bytes, Facts], SpokenText]
@@ -286,7 +297,7 @@ class Route:
     """A path's method and endpoint. ``public``: no key is needed. ``operators``: it is for those only."""
 
     method: str
-    endpoint: Page | Document | EngineQuestion | TextReply | FormReply | SpeechReply | Conversation | Echo | Watch
+    endpoint: Page | Document | Posted | Conversation | Echo | Watch
     public: bool = False
     operators: bool = False
     also: Route | None = None

@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from umaserve.core.errors import Fault, RequestError
-from umaserve.daemon.http.responder import Responder
 from umaserve.daemon.http.text_exchange import TextExchange
-from umaserve.daemon.services import Services
 from umaserve.dialects.http import KeptBody
-from umaserve.net.input_budget import InputShare
-from umaserve.sessions.caller import Caller
 
 
 class KeptExchange(TextExchange):
     """Exchange for a response that is kept, as ``TextExchange``. A body that goes on in the background is replied to at
     once, and a lost connection is none of its concerns."""
 
-    def __init__(
-        self,
-        services: Services,
-        responder: Responder,
-        body: KeptBody,
-        caller: Caller,
-        memory: InputShare,
-        headers: Mapping[str, str],
-    ) -> None:
-        super().__init__(services, responder, body, caller, memory, headers)
-        self._kept_body = body
-        self._share = services.input_budget.share
+    _reply: KeptBody
 
     def start(self, content: bytes) -> None:
         super().start(content)
-        if self._ended or not self._kept_body.background:
+        if self.ended or not self._reply.background:
             return
-        self._kept_body.go_on(self.abandon)
+        self._reply.go_on(self.abandon)
         self._respond()
-        self._responder = _Nobody(self._kept_body.fail)
+        self._responder = _Nobody(self._reply.fail)
         # What fails from now on is told by the response itself.
         self._begun = True
         # The connection is free for other requests, which have its share of the budget.
-        self._memory.keep(0)
-        self._memory = self._share(None)
-        self._memory.keep(len(content))
+        self._share.keep(0)
+        self._share = self._services.input_budget.share(None)
+        self._share.keep(len(content))
 
 
 class _Nobody:

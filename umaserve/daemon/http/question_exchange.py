@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-
 from umaserve.core.errors import ModelAwaited, RequestError
 from umaserve.core.queries import Embed
-from umaserve.daemon.http.responder import JSON_TYPE, Responder
+from umaserve.daemon.exchange import Exchange
+from umaserve.daemon.http.exchange import JSON_TYPE, Responder
 from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import Asked, EngineQuestion, ErrorReply, ErrorShape
@@ -16,10 +14,8 @@ from umaserve.scheduler.questions import Question
 from umaserve.sessions.caller import Caller
 from umaserve.system import logs
 
-log = logging.getLogger(__name__)
 
-
-class QuestionExchange:
+class QuestionExchange(Exchange):
     """Asks the engine one question and replies with its answer."""
 
     def __init__(
@@ -30,69 +26,46 @@ class QuestionExchange:
         errors: ErrorShape,
         responder: Responder,
         caller: Caller,
-        memory: InputShare,
+        share: InputShare,
     ) -> None:
-        """``memory`` counts the body until it is answered."""
-        self._services = services
+        super().__init__(services, caller, share, responder.abort)
         self._facts = facts
         self._endpoint = endpoint
         self._errors = errors
         self._responder = responder
-        self._caller = caller
-        self._memory = memory
         self._asked_at = services.loop.now()
         self._asked: Asked | None = None
         self._question: Question | None = None
-        self._forget: Callable[[], None] | None = None
-        """While it waits for a model."""
 
     def start(self, content: bytes) -> None:
+        """Read the request's body and ask what it asks."""
         try:
             self._services.models.admit(self._caller, self._asked_at)
         except RequestError as error:
-            self._reply(error)
-            return
-        self._memory.keep(len(content))
-        self._ask(content)
+            self._answered(error)
+        else:
+            self._share.keep(len(content))
+            self._ask(content)
 
     def _ask(self, content: bytes) -> None:
-        def loaded(error: RequestError | None) -> None:
-            self._forget = None
-            if error is None:
-                self._ask(content)
-            else:
-                self._answered(error)
-
         models = self._services.models
         try:
             self._asked = asked = self._endpoint.parse(content, self._facts)
-            question = Question(asked.query, asked.render, self._answered, self._asked_at)
+            question = Question(asked.query, asked.render, self.sink(self._answered), self._asked_at)
             models.ask(asked.model, question, self._caller)
             self._question = question
         except ModelAwaited as awaited:
-            self._forget = models.when_loaded(awaited.model, loaded, self._caller)
+            self.when_loaded(awaited.model, lambda: self._ask(content), self._answered)
         except RequestError as error:
             self._answered(error)
 
-    def release(self) -> None:
-        """The reply comes in one piece: there is nothing to resume."""
-
-    def abandon(self) -> None:
-        self._memory.keep(0)
+    def abandon(self, end: str = "abandoned") -> None:
+        super().abandon(end)
         if self._question is not None:
             self._question.forgotten = True
-        if self._forget is not None:
-            self._forget()
 
     def _answered(self, answer: bytes | RequestError) -> None:
-        self._memory.keep(0)
-        try:
-            self._reply(answer)
-        except Exception:
-            log.exception("%s: closed: internal error while writing the reply", self._caller.peer)
-            self._responder.abort()
-
-    def _reply(self, answer: bytes | RequestError) -> None:
+        self.end()
         reply = self._errors.of_request(answer) if isinstance(answer, RequestError) else ErrorReply(200, answer)
         took_ms = round((self._services.loop.now() - self._asked_at) * 1000, 1)
         caller = self._caller

@@ -8,7 +8,7 @@ from umaserve.core.errors import RequestError
 from umaserve.core.requests import Generate, Reattach
 from umaserve.daemon.detached import ResumableDialect
 from umaserve.daemon.http.websocket import WebSocketConnection
-from umaserve.sessions.session import Hold
+from umaserve.sessions.session import Hold, Session
 from umaserve.wire.websocket import CloseCode
 
 MISSED_PER_TURN = 64
@@ -24,6 +24,11 @@ class ResumableConnection(WebSocketConnection):
     _parted = False
     """Whether the generation has been dropped, or kept for a later resume."""
 
+    @property
+    def _session(self) -> Session | None:
+        """The session of the current request."""
+        return None if self._exchange is None else self._exchange.sessions[0]
+
     def drained(self) -> None:
         super().drained()
         self._loop.call_soon(self._tell_missed)
@@ -35,7 +40,7 @@ class ResumableConnection(WebSocketConnection):
         self._watch(None)
         if lost:
             self._services.detached.keep(self._dialect, self._session, self._caller)
-            self._session = None
+            self._exchange = None
         else:
             super()._part(lost=lost)
 
@@ -72,11 +77,12 @@ class ResumableConnection(WebSocketConnection):
         except RequestError as error:
             self._reply(self._dialect.refuse(error))
             return
-        if self._session is not None:
-            self._session.manager.abandon(self._session)
-        self._dialect, self._session, self._missed = dialect, session, missed
+        self._abandon()
+        self._dialect, self._missed = dialect, missed
         if session is not None:
             session.caller = self._caller
+            self._exchange = self._new_exchange()
+            self._exchange.sessions.append(session)
         self._watch(command.request_id)
         self._tell_missed()
 
@@ -94,9 +100,9 @@ class ResumableConnection(WebSocketConnection):
         self._loop.call_soon(self._tell_missed)
 
     def _go_on(self) -> None:
-        session = self._session
-        if session is None or (session.ended and not session.outbox):
-            self._session = None
+        exchange, session = self._exchange, self._session
+        if exchange is None or session is None or (session.ended and not session.outbox):
+            self._exchange = None
             return
-        session.sink = self._deliver
+        session.sink = exchange.sink(self._take)
         session.manager.release(session, Hold.DETACHED)

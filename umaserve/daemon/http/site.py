@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from umaserve.access.gate import SUBPROTOCOL, Gate, check_form, check_json
 from umaserve.core.errors import RequestError
-from umaserve.daemon.http.exchange import new_exchange
+from umaserve.daemon.http.new_exchange import new_exchange
 from umaserve.daemon.http.pages import own_pages
 from umaserve.daemon.http.resuming import ResumableConnection
 from umaserve.daemon.http.routes import DIALECTS, Found, Routes, max_body_bytes
@@ -21,12 +21,10 @@ from umaserve.dialects.http import (
     Conversation,
     Document,
     Echo,
-    EngineQuestion,
     ErrorReply,
     FormReply,
     Page,
-    SpeechReply,
-    TextReply,
+    Posted,
     Watch,
 )
 from umaserve.http.connection import HttpConnection, HttpLimits, Serve
@@ -108,7 +106,7 @@ class DaemonSite:
                 connection.respond(status, [("Content-Type", content_type)], body)
             case Document() as document:
                 connection.respond(*document.make(request))
-            case EngineQuestion() | TextReply() | FormReply() | SpeechReply() as endpoint:
+            case Posted() as endpoint:
                 facts, errors, headers = self._services.facts(caller), found.dialect.errors, dict(request.headers)
                 exchange = new_exchange(
                     self._services, facts, endpoint, errors, connection, caller, connection.input, headers

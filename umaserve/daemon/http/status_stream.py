@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import orjson
 
-from umaserve.daemon.http.responder import AS_IT_COMES
+from umaserve.daemon.http.exchange import AS_IT_COMES
 from umaserve.daemon.http.status import Box
 from umaserve.dialects import sse
 from umaserve.http.connection import HttpConnection
