@@ -6,11 +6,11 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import CacheMiss, Output
-from umaserve.core.queries import Answer, Query
+from umaserve.core.queries import Answer, AnsweredBy, Query
 from umaserve.core.requests import Generate, SoundFormat
 from umaserve.dialects.dialect import Dialect
 from umaserve.dialects.facts import Facts
@@ -22,6 +22,8 @@ JSON = "application/json"
 
 MAX_QUOTED = 48
 """Bytes of each text in a header, as JSON escapes them."""
+
+A = TypeVar("A")
 
 Authenticate = Callable[[str], bool]
 """Whether a key is valid."""
@@ -195,8 +197,13 @@ class Asked:
 
     query: Query
     render: Callable[[Answer], bytes]
-    model: str = ""
+    model: str
     """The name of the model that is asked; empty: the default one."""
+
+
+def ask(query: AnsweredBy[A], render: Callable[[A], bytes], model: str = "") -> Asked:
+    """A query, and how an answer to it is rendered."""
+    return Asked(cast("Query", query), cast("Callable[[Answer], bytes]", render), model)
 
 
 @dataclass(frozen=True, slots=True)

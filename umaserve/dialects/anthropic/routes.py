@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import orjson
 
-from umaserve.core.queries import Answer, Counted
 from umaserve.dialects.anthropic import models
 from umaserve.dialects.anthropic.errors import ERRORS
 from umaserve.dialects.anthropic.messages import MessageBody
 from umaserve.dialects.anthropic.reference import REFERENCE
 from umaserve.dialects.anthropic.requests import count_request
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import Asked, EngineQuestion, HttpDialect, Page, Route, SharedPaths, TextReply
+from umaserve.dialects.http import Asked, EngineQuestion, HttpDialect, Page, Route, SharedPaths, TextReply, ask
 
 
 def _message(facts: Facts) -> MessageBody:
@@ -20,12 +19,7 @@ def _message(facts: Facts) -> MessageBody:
 
 def _count(body: bytes, facts: Facts) -> Asked:
     query = count_request(body, facts.limits)
-
-    def render(answer: Answer) -> bytes:
-        assert isinstance(answer, Counted)
-        return orjson.dumps({"input_tokens": answer.tokens})
-
-    return Asked(query, render, query.request.model)
+    return ask(query, lambda answer: orjson.dumps({"input_tokens": answer.tokens}), query.request.model)
 
 
 DIALECT = HttpDialect(

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import ModelInfo
-from umaserve.core.queries import Answer, Detokenized, Embedded, Prompted, Tokenized
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import JSON, Asked, EngineQuestion, HttpDialect, OperatorsPage, Page, Route, TextReply
+from umaserve.dialects.http import JSON, Asked, EngineQuestion, HttpDialect, OperatorsPage, Page, Route, TextReply, ask
 from umaserve.dialects.llama_server.adapters import lora_adapters
 from umaserve.dialects.llama_server.completions import NativeBody
 from umaserve.dialects.llama_server.control import control
@@ -31,44 +30,25 @@ from umaserve.wire.http_head import Request
 def _tokenize(body: bytes, facts: Facts) -> Asked:
     given = TokenizeRequest.view(json_body(body))
     query, with_pieces = parse_tokenize(given, facts.limits)
-
-    def render(answer: Answer) -> bytes:
-        assert isinstance(answer, Tokenized)
-        return tokenize_result(answer, with_pieces=with_pieces)
-
-    return Asked(query, render, given.model or "")
+    return ask(query, lambda answer: tokenize_result(answer, with_pieces=with_pieces), given.model or "")
 
 
 def _detokenize(body: bytes, facts: Facts) -> Asked:
     given = DetokenizeRequest.view(json_body(body))
-
-    def render(answer: Answer) -> bytes:
-        assert isinstance(answer, Detokenized)
-        return detokenize_result(answer)
-
-    return Asked(parse_detokenize(given, facts.limits), render, given.model or "")
+    return ask(parse_detokenize(given, facts.limits), detokenize_result, given.model or "")
 
 
 def _embedding(body: bytes, facts: Facts) -> Asked:
     given = NativeEmbeddingRequest.view(json_body(body))
 
-    def render(answer: Answer) -> bytes:
-        assert isinstance(answer, Embedded)
-        return embedding_result(answer, norm)
-
     query, norm = parse_embedding(given, facts.limits)
-    return Asked(query, render, given.model or "")
+    return ask(query, lambda answer: embedding_result(answer, norm), given.model or "")
 
 
 def _rerank(body: bytes, facts: Facts) -> Asked:
     asked = parse_rerank(body, facts.limits)
     name = facts.loaded(asked.model).name
-
-    def render(answer: Answer) -> bytes:
-        assert isinstance(answer, Embedded)
-        return rerank_result(answer, asked, name)
-
-    return Asked(asked.query, render, asked.model)
+    return ask(asked.query, lambda answer: rerank_result(answer, asked, name), asked.model)
 
 
 def _slots(info: ModelInfo, facts: Facts, request: Request) -> bytes:
@@ -92,12 +72,7 @@ def _control(facts: Facts, request: Request) -> tuple[int, str, bytes]:
 
 def _apply_template(body: bytes, facts: Facts) -> Asked:
     query = parse_apply_template(body, facts.limits)
-
-    def render(answer: Answer) -> bytes:
-        assert isinstance(answer, Prompted)
-        return apply_template_result(answer)
-
-    return Asked(query, render, query.request.model)
+    return ask(query, apply_template_result, query.request.model)
 
 
 def _page_of_model(make: Callable[[ModelInfo, Facts, Request], bytes]) -> Page:

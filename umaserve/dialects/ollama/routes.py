@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from umaserve.core.queries import Answer, Embedded
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import JSON, Asked, EngineQuestion, HttpDialect, Page, Route, TextReply
+from umaserve.dialects.http import JSON, Asked, EngineQuestion, HttpDialect, Page, Route, TextReply, ask
 from umaserve.dialects.ollama import embeddings, models
 from umaserve.dialects.ollama.answers import LINES, ChatBody, GenerateBody, line
 from umaserve.dialects.ollama.errors import ERRORS
@@ -45,23 +44,14 @@ def _embed(body: bytes, facts: Facts) -> Asked:
     model = OllamaRequest.view(fields).model
     info = facts.loaded(model)
     query, dimensions = embeddings.parse_embed(fields, facts.limits, info)
-
-    def render(answer: Answer) -> bytes:
-        assert isinstance(answer, Embedded)
-        return embeddings.embed_result(answer, dimensions, info, facts.clock() - asked_at)
-
-    return Asked(query, render, model)
+    return ask(query, lambda answer: embeddings.embed_result(answer, dimensions, info, facts.clock() - asked_at), model)
 
 
 def _embeddings(body: bytes, facts: Facts) -> Asked:
     fields = json_body(body)
     model = OllamaRequest.view(fields).model
-
-    def render(answer: Answer) -> bytes:
-        assert isinstance(answer, Embedded)
-        return embeddings.embeddings_result(answer)
-
-    return Asked(embeddings.parse_embeddings(fields, facts.limits, facts.loaded(model)), render, model)
+    query = embeddings.parse_embeddings(fields, facts.limits, facts.loaded(model))
+    return ask(query, embeddings.embeddings_result, model)
 
 
 DIALECT = HttpDialect(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import orjson
 
-from umaserve.core.queries import Answer, Counted, Embedded
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import (
     JSON,
@@ -17,6 +16,7 @@ from umaserve.dialects.http import (
     SpeechReply,
     SpokenText,
     TextReply,
+    ask,
 )
 from umaserve.dialects.listing import named
 from umaserve.dialects.openai import models
@@ -64,22 +64,12 @@ def _embeddings(body: bytes, facts: Facts) -> Asked:
     model = model_name(fields)
     info = facts.loaded(model)
     request = parse_embeddings(fields, facts.limits, info.embedding_length)
-
-    def render(answer: Answer) -> bytes:
-        assert isinstance(answer, Embedded)
-        return embeddings_result(answer, request, info.name)
-
-    return Asked(request.query, render, model)
+    return ask(request.query, lambda answer: embeddings_result(answer, request, info.name), model)
 
 
 def _count(body: bytes, facts: Facts) -> Asked:
     query = count_request(body, facts.limits)
-
-    def render(answer: Answer) -> bytes:
-        assert isinstance(answer, Counted)
-        return orjson.dumps({"input_tokens": answer.tokens})
-
-    return Asked(query, render, query.request.model)
+    return ask(query, lambda answer: orjson.dumps({"input_tokens": answer.tokens}), query.request.model)
 
 
 def _models(facts: Facts, _request: Request) -> tuple[int, str, bytes]:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import orjson
 
 from umaserve.core.errors import Fault, RequestError
-from umaserve.core.queries import Answer, Counted, CountPrompt
+from umaserve.core.queries import CountPrompt
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import Asked, EngineQuestion, HttpDialect, KeptTextReply, Page, Route
+from umaserve.dialects.http import Asked, EngineQuestion, HttpDialect, KeptTextReply, Page, Route, ask
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.dialects.responses import pages
 from umaserve.dialects.responses.body import ResponseBody
@@ -21,12 +21,11 @@ from umaserve.wire.http_head import Request
 
 def _count(body: bytes, facts: Facts) -> Asked:
     request = response_request(body, facts.limits, "", facts.kept).request
-
-    def render(answer: Answer) -> bytes:
-        assert isinstance(answer, Counted)
-        return orjson.dumps({"object": "response.input_tokens", "input_tokens": answer.tokens})
-
-    return Asked(CountPrompt(request), render, request.model)
+    return ask(
+        CountPrompt(request),
+        lambda answer: orjson.dumps({"object": "response.input_tokens", "input_tokens": answer.tokens}),
+        request.model,
+    )
 
 
 def _page(make: Callable[[TenantsResponses, Request], tuple[int, str, bytes]]) -> Page:
