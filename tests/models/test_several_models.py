@@ -498,7 +498,7 @@ def test_a_model_is_loaded_again_once_its_file_was_written_again(
     assert len(world.box.handles) == engines + 1
     assert late.session.started_at > stream.session.last_made_at, "it waits for the new one"
     assert host.state is State.LOADED
-    assert len([one for one in caplog.records if "its files have changed" in one.getMessage()]) == 1
+    assert len([one for one in caplog.records if "files have changed on disk" in one.getMessage()]) == 1
     for _ in range(3):
         world.models.look_at_files()
         world.turn(count=50)
