@@ -138,16 +138,24 @@ def test_a_model_that_does_not_fit_is_wrong_with_what_to_do() -> None:
 
 def test_a_model_is_judged_where_nothing_tells_the_memory() -> None:
     spec = ModelSpec("small", Config(model=default_model(), n_ctx=1024))
-    _, memory = of_model(spec, UNKNOWN_BYTES, wanted)
+    _, memory, _ = of_model(spec, UNKNOWN_BYTES, wanted)
     assert memory.level == "ok"
     assert memory.found.endswith(" MiB; the available memory is unknown")
 
 
 def test_a_model_that_generates_no_text_needs_no_template(tmp_path: Path) -> None:
     path = tiny_model(tmp_path / "embeds.gguf", "bert")
-    first, memory = of_model(ModelSpec("embeds", Config(model=path, n_ctx=512)), 1 << 34, wanted)
+    first, memory, _ = of_model(ModelSpec("embeds", Config(model=path, n_ctx=512)), 1 << 34, wanted)
     assert (first.level, first.found) == ("ok", "bert, F32: it is for embeddings or rankings, and generates no text")
     assert memory.level == "ok"
+
+
+def test_the_context_is_told_as_it_will_be() -> None:
+    *_, context = of_model(ModelSpec("m", Config(model=default_model(), n_ctx=1024)), 1 << 34, wanted)
+    found = "a sequence may have 1024 tokens; 1024 KV cells for 16 sequences; it was trained for 8192"
+    assert (context.level, context.found) == ("note", found)
+    *_, context = of_model(ModelSpec("m", Config()), 1 << 34, wanted)
+    assert context == Finding("ok", "model m", "a sequence may have 8192 tokens; 32768 KV cells for 16 sequences")
 
 
 def test_a_models_words_do_not_steer_the_terminal() -> None:
@@ -156,7 +164,7 @@ def test_a_models_words_do_not_steer_the_terminal() -> None:
 
 
 def test_slow_weights_that_stay_so_are_told() -> None:
-    first, _memory = of_model(ModelSpec("m", Config(model=default_model(), weights="as-is")), 1 << 34, wanted)
+    first, *_ = of_model(ModelSpec("m", Config(model=default_model(), weights="as-is")), 1 << 34, wanted)
     assert "umaserve tune" in first.advice
 
 

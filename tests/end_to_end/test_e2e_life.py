@@ -32,7 +32,7 @@ LONG = {"max_tokens": 500, "ignore_eos": True}
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--n-ctx", "many"], "--n-ctx: expected 0 or a whole number"),
+        (["--n-ctx", "many"], '--n-ctx: expected "auto", or 0 or a whole number'),
         (["--parallel", "0"], "--parallel: expected a whole number from 1 to 256"),
         (["--protocol", "xml"], "--protocol: expected"),
         (["--sockett", "x"], "unrecognized arguments: --sockett"),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from umaserve.core.errors import ConfigError
 from umaserve.settings.daemon import SETTINGS, Config
+from umaserve.settings.kinds import AUTO
 from umaserve.settings.sources import Conflict, Loaded
 
 load, render = SETTINGS.load, SETTINGS.render
@@ -61,9 +62,9 @@ DEFAULTS: dict[str, Any] = {
     "vllm_metrics": False,
     "debug_echo": False,
     "max_sessions": 1024,
-    "max_frame_bytes": 1048576,
+    "max_frame_bytes": AUTO,
     "max_chat_bytes": 134217728,
-    "max_prompt_bytes": 262144,
+    "max_prompt_bytes": AUTO,
     "max_tokens": 0,
     "reasoning_budget": -1,
     "tx_high_water": 65536,
@@ -86,7 +87,7 @@ DEFAULTS: dict[str, Any] = {
     "mmproj": "",
     "chat_template": "",
     "trust_content": False,
-    "n_ctx": 16384,
+    "n_ctx": AUTO,
     "parallel": 16,
     "n_batch": 512,
     "n_ubatch": 512,
@@ -248,8 +249,6 @@ VARIABLES = {
 PARTNERS: dict[str, dict[str, Any]] = {
     "n_batch": {"n_ubatch": "1", "parallel": "1"},
     "n_ubatch": {"n_batch": "65536"},
-    "max_frame_bytes": {"max_prompt_bytes": "1"},
-    "max_prompt_bytes": {"max_frame_bytes": "1GiB"},
     "http": {"insecure": True},
     "wyoming": {"insecure": True},
     "relay": {"worker_secret": "s3cret"},
@@ -482,10 +481,9 @@ def test_a_boolean_variable(text: str, value: bool) -> None:
     ("spelled", "size"), [("1KiB", 1024), ("3MiB", 3 << 20), ("1GiB", 1 << 30), ("65", 65), ("0065", 65)]
 )
 def test_sizes_are_spelled_alike_everywhere(spelled: str, size: int, file: Path) -> None:
-    small = {"max_prompt_bytes": "1"}
-    assert load({"max_frame_bytes": spelled, **small}, {}).config.max_frame_bytes == size
-    assert load(small, {"UMA_MAX_FRAME_BYTES": spelled}).config.max_frame_bytes == size
-    assert load_file(file, f'max_frame_bytes = "{spelled}"', small).config.max_frame_bytes == size
+    assert load({"max_frame_bytes": spelled}, {}).config.max_frame_bytes == size
+    assert load({}, {"UMA_MAX_FRAME_BYTES": spelled}).config.max_frame_bytes == size
+    assert load_file(file, f'max_frame_bytes = "{spelled}"').config.max_frame_bytes == size
 
 
 @pytest.mark.parametrize(("spelled", "bits"), [("660", 0o660), ("0440", 0o440), ("0000", 0), ("0777", 0o777)])
@@ -531,9 +529,58 @@ def test_just_outside_of_every_range(key: str, ends: tuple[float, float], file: 
 
 def test_n_ctx_is_nothing_between_zero_and_its_least() -> None:
     assert load({"n_ctx": "0"}, {}).config.n_ctx == 0
-    expected = "flag --n-ctx: expected 0 or a whole number from 64 to 4194304, got the number 63"
+    expected = 'flag --n-ctx: expected "auto", or 0 or a whole number from 64 to 4194304, got the number 63'
     assert refusal({"n_ctx": "63"}) == expected
     assert refusal({"n_ctx": "1"}).endswith("got the number 1")
+
+
+@pytest.mark.parametrize("key", ["n_ctx", "max_prompt_bytes", "max_frame_bytes"])
+def test_the_program_chooses_where_it_is_left_to_it(key: str, file: Path) -> None:
+    for loaded in (load({key: "auto"}, {}), load({}, {variable(key): "auto"}), load_file(file, f'{key} = "auto"')):
+        assert getattr(loaded.config, key) == AUTO
+        assert f'{key} = "auto"' in [line.split("#")[0].rstrip() for line in render(loaded).splitlines()]
+    assert 'expected "auto", or ' in refusal({key: "-1"})
+    assert 'expected "auto", or ' in file_refusal(file, f"{key} = -1")
+
+
+@pytest.mark.parametrize(
+    ("given", "context", "prompt", "frame"),
+    [
+        ({}, 0, 256 << 10, 1 << 20),
+        ({}, 8192, 256 << 10, 1 << 20),
+        ({}, 32768, 512 << 10, 1 << 20),
+        ({}, 131072, 2 << 20, 4 << 20),
+        ({}, 1 << 27, 1 << 30, 1 << 30),
+        ({"max_prompt_bytes": "4MiB"}, 8192, 4 << 20, 8 << 20),
+        ({"max_prompt_bytes": "1GiB"}, 8192, 1 << 30, 1 << 30),
+        ({"max_prompt_bytes": "1"}, 8192, 1, 1 << 20),
+        ({"max_frame_bytes": "1000"}, 131072, 1000, 1000),
+        ({"max_frame_bytes": "64MiB"}, 131072, 2 << 20, 64 << 20),
+        ({"max_prompt_bytes": "5", "max_frame_bytes": "64"}, 131072, 5, 64),
+    ],
+)
+def test_the_limit_of_prompts_follows_from_the_context_and_that_of_frames_from_it(
+    given: dict[str, str], context: int, prompt: int, frame: int
+) -> None:
+    sized = load(given, {}).config.sized(context)
+    assert (sized.max_prompt_bytes, sized.max_frame_bytes) == (prompt, frame)
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "parallel", "trained", "cells"),
+    [
+        (AUTO, 16, 8192, 32768),
+        (AUTO, 2, 8192, 16384),
+        (AUTO, 16, 2048, 16384),
+        (AUTO, 1, 512, 1024),
+        (AUTO, 64, 8192, 65536),
+        (AUTO, 16, 1 << 20, 4194304),
+        (0, 16, 8192, 8192),
+        (16384, 16, 8192, 16384),
+    ],
+)
+def test_cells_by_what_the_model_was_trained_for(n_ctx: int, parallel: int, trained: int, cells: int) -> None:
+    assert Config(n_ctx=n_ctx, parallel=parallel).cells_for(trained) == cells
 
 
 @pytest.mark.parametrize(("key", "choices"), CHOICE.items())
@@ -552,7 +599,7 @@ def test_every_choice_and_no_other(key: str, choices: list[str]) -> None:
 
 
 def test_refused_in_a_file(file: Path) -> None:
-    expected = "expected 0 or a whole number from 64 to 4194304, got"
+    expected = 'expected "auto", or 0 or a whole number from 64 to 4194304, got'
     assert file_refusal(file, 'n_ctx = "big"') == f'{file}: n_ctx: {expected} the string "big"'
     assert file_refusal(file, "n_ctx = true") == f"{file}: n_ctx: {expected} the boolean true"
     assert file_refusal(file, "n_ctx = 64.0") == f"{file}: n_ctx: {expected} the number 64.0"
@@ -573,20 +620,20 @@ WORDS_EXPECTED = (
 @pytest.mark.parametrize(
     ("key", "text", "error"),
     [
-        ("n_ctx", "1.5", 'expected 0 or a whole number from 64 to 4194304, got the string "1.5"'),
-        ("n_ctx", "", 'expected 0 or a whole number from 64 to 4194304, got the string ""'),
+        ("n_ctx", "1.5", 'expected "auto", or 0 or a whole number from 64 to 4194304, got the string "1.5"'),
+        ("n_ctx", "", 'expected "auto", or 0 or a whole number from 64 to 4194304, got the string ""'),
         ("parallel", "two\nlines", 'expected a whole number from 1 to 256, got the string "two\\nlines"'),
         ("idle_timeout", "soon", 'expected a number of seconds from 0.05 to 86400, got the string "soon"'),
         ("slo_ttft_ms", "0", "expected a number of ms from 1 to 3600000, got the number 0.0"),
         (
             "max_frame_bytes",
             "1MB",
-            'expected a size from 64 to 1GiB, such as 65536 or "64KiB", got the string "1MB"',
+            'expected "auto", or a size from 64 to 1GiB, such as 65536 or "64KiB", got the string "1MB"',
         ),
         (
             "max_frame_bytes",
             "2GiB",
-            'expected a size from 64 to 1GiB, such as 65536 or "64KiB", got the string "2GiB"',
+            'expected "auto", or a size from 64 to 1GiB, such as 65536 or "64KiB", got the string "2GiB"',
         ),
         ("socket", "", 'expected a path in UTF-8, not empty, got the string ""'),
         ("socket", "a\0b", 'expected a path in UTF-8, not empty, got the string "a\\u0000b"'),
@@ -723,10 +770,10 @@ def test_a_conflict_says_what_to_change_and_where_the_values_came_from(file: Pat
     assert refusal({"n_ubatch": "1024"}) == (
         "n_ubatch (1024) is above n_batch (512): lower n_ubatch or raise n_batch (n_ubatch: flag, n_batch: default)"
     )
-    assert refusal({}, {"UMA_MAX_FRAME_BYTES": "1000"}) == (
+    assert refusal({"max_prompt_bytes": "256KiB"}, {"UMA_MAX_FRAME_BYTES": "1000"}) == (
         "max_prompt_bytes (256KiB) is above max_frame_bytes (1000):"
         " lower max_prompt_bytes or raise max_frame_bytes"
-        " (max_prompt_bytes: default, max_frame_bytes: environment UMA_MAX_FRAME_BYTES)"
+        " (max_prompt_bytes: flag, max_frame_bytes: environment UMA_MAX_FRAME_BYTES)"
     )
     assert refusal({"parallel": "32", "n_batch": "16", "n_ubatch": "16"}) == (
         "parallel (32) is above n_batch (16): a tick has a token of each sequence; lower parallel or raise n_batch"
@@ -902,7 +949,7 @@ def test_print_config_says_where_each_value_came_from(file: Path) -> None:
         "keep_alive = true             # flag",
         "idle_timeout = 300.0          # default",
         f"max_frame_bytes = 1000000     # file {file}",
-        'max_prompt_bytes = "256KiB"   # default',
+        'max_prompt_bytes = "auto"     # default',
         f"parallel = 4                  # file {file}",
     } <= set(lines)
 
@@ -928,7 +975,8 @@ def test_print_config_fed_back_gives_the_same(values: dict[str, Any], file: Path
         values["http"] = values.get("http") or "[::1]:0"
     if values.get("tts_model") or values.get("tts_mmproj"):
         values |= {key: values.get(key) or "m" for key in ("tts_model", "tts_mmproj")}
-    values["max_frame_bytes"] = max(values.get("max_frame_bytes", 1 << 20), values.get("max_prompt_bytes", 1 << 18))
+    if "max_frame_bytes" in values:
+        values["max_frame_bytes"] = max(values["max_frame_bytes"], values.get("max_prompt_bytes", 0))
     loaded = load(parse(*(as_flag(key, value) for key, value in values.items())), {})
     again = load_file(file, render(loaded))
     assert again.config == loaded.config

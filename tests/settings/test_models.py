@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from gguf_bytes import header
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -190,6 +192,34 @@ def test_the_default_model_comes_first_and_the_others_by_name(tmp_path: Path):
     assert [spec.size_bytes for spec in models] == [4, 4, 4, 4]
 
 
+def test_the_context_is_that_of_training_unless_the_settings_have_less(tmp_path: Path):
+    (tmp_path / "m.gguf").write_bytes(header(("llama.context_length", 4, struct.pack("<I", 8192))))
+    put(tmp_path, "n.gguf")
+    toml = f"""
+        model = "m"
+        models_dir = "{tmp_path}"
+        [models.small]
+        path = "{tmp_path}/m.gguf"
+        n_ctx = 512
+        [models.large]
+        path = "{tmp_path}/m.gguf"
+        n_ctx = 65536
+        [models.unsaid]
+        path = "{tmp_path}/n.gguf"
+        n_ctx = 1024
+        [models.unknown]
+        path = "{tmp_path}/n.gguf"
+        n_ctx = "auto"
+        [models.whole]
+        path = "{tmp_path}/m.gguf"
+        n_ctx = 0
+    """
+    found = catalogue(tmp_path, toml, model=f"{tmp_path}/m.gguf")
+    of_each = {spec.name: spec.context_tokens for spec in found.models}
+    assert of_each == {"large": 8192, "small": 512, "unknown": 0, "unsaid": 1024, "whole": 8192}
+    assert found.longest_context == 8192
+
+
 def test_a_table_has_settings_of_its_own(tmp_path: Path):
     put(tmp_path, "m.gguf", "p.gguf")
     toml = f"""
@@ -274,7 +304,7 @@ def test_the_settings_of_a_model_are_settings():
         ("path = 3", "models.x.path: expected a path in UTF-8, not empty, got the number 3"),
         ('path = "/nowhere/x.gguf"', "models.x.path: /nowhere/x.gguf: can't be read: No such file or directory"),
         ('path = "/"', "models.x.path: /: can't be read: not a file"),
-        ('FILE\nn_ctx = "many"', 'models.x.n_ctx: expected 0 or a whole number from 64 to 4194304, got the string'),
+        ('FILE\nn_ctx = "many"', 'models.x.n_ctx: expected "auto", or 0 or a whole number from 64 to 4194304, got'),
         ("FILE\nkv_type = \"q3\"", 'models.x.kv_type: expected one of "f16", "bf16", "f32", "q8_0", "q5_1", "q5_0",'),
         ("FILE\nparallel = 0", "models.x.parallel: expected a whole number from 1 to 256, got the number 0"),
         ('FILE\naliases = "a"', "models.x.aliases: expected an array of at most 64 strings, each 1 to 200 bytes"),

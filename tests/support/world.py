@@ -106,6 +106,7 @@ class DaemonWorld(World):
         self.engine = engine or StandInEngine()
         self.compute, self.preparing, self.speaking = SteppedWorker(), SteppedWorker(), SteppedWorker()
         self.sessions = SessionManager(clock=self.clock, model="stand-in")
+        config = config.sized(0)
         self.questions = Questions(self.engine, self.compute, self.preparing, self.preparing, config.max_queue)
         self.asked: list[Question] = []
         self.speech = Speech(voice, nothing, cast("JobThread", self.speaking))

@@ -13,8 +13,9 @@ from typing import Any, Literal
 import orjson
 
 from umaserve.core.errors import ConfigError, ModelError
-from umaserve.engine import needs
+from umaserve.engine import context_size, needs
 from umaserve.net.tls import server_context
+from umaserve.settings import gguf_header
 from umaserve.settings.addresses import parse_address, parse_place
 from umaserve.settings.daemon import Config
 from umaserve.settings.model_files import default_model
@@ -150,7 +151,7 @@ def of_model(spec: ModelSpec, available: int, wanted: Callable[[], bool]) -> Ite
     try:
         yield _contents(about, spec.config, checked(spec.config, wanted)["contents"])
         path = spec.config.model or default_model()
-        total = needs.check(path, spec.config, available, wanted)
+        config, total = context_size.settle(path, spec.config, available, wanted)
     except program.ProgramError as error:
         yield Finding("wrong", about, str(error).removeprefix(f"{CHECKUP} failed with status 1: "))
     except ModelError as error:
@@ -165,6 +166,7 @@ def of_model(spec: ModelSpec, available: int, wanted: Callable[[], bool]) -> Ite
         else:
             takes = f"{total >> 20}" if total else "less than 1024"
             yield Finding("ok", about, f"takes {takes} {left}")
+        yield _context(about, config, gguf_header.read(path).tokens)
 
 
 def checked(config: Config | None, wanted: Callable[[], bool]) -> Mapping[str, Any]:
@@ -309,6 +311,15 @@ def _certificate(config: Config) -> Finding:
         found, _, advice = str(error).rpartition(": ")
         return Finding("wrong", "TLS", found, advice)
     return Finding("ok", "TLS", printable(config.tls_cert))
+
+
+def _context(about: str, config: Config, trained: int) -> Finding:
+    cells = config.cells_for(trained)
+    tokens = min(cells, trained) or cells
+    found = f"a sequence may have {tokens} tokens; {cells} KV cells for {config.parallel} sequences"
+    if tokens < trained:
+        return Finding("note", about, f"{found}; it was trained for {trained}", "raise --n-ctx if memory allows")
+    return Finding("ok", about, found)
 
 
 def _contents(about: str, config: Config, contents: Mapping[str, Any]) -> Finding:

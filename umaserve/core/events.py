@@ -296,8 +296,10 @@ class ListedModel:
     """Kinds of media that the model takes besides text, of "image", "audio" and "video"; ``None`` where that is known
     once it is loaded."""
     context_tokens: int = 0
-    """The limit of prompt and answer together; of a model that has not been loaded, by its settings: it is less where
-    the model was trained with less."""
+    """The limit of prompt and answer together; of a model that has not been loaded, by its settings and its training,
+    if memory has room for it. 0 where nobody knows."""
+    architecture: str = ""
+    """llama.cpp's name of the model's architecture; empty where nobody knows."""
     room_bytes: int | None = None
     """The memory that it could have at the latest look, if all models that are not pinned were unloaded; ``None``
     where it is loaded."""

@@ -88,7 +88,7 @@ class Server:
         ``ConfigError``; ``None``: it stays as it is. ``http_is_optional``: as of ``Listeners``. ``program``: umaserve
         as a person types it, who is told what to type next; empty: nobody is."""
         self._program = program
-        self._config = config = catalogue.default.config
+        self._config = config = catalogue.default.config.sized(catalogue.longest_context)
         self._status = 0
         self._loop = loop = Loop()
         self._started_at = loop.now()

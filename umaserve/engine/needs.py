@@ -61,6 +61,9 @@ class Needs:
     n_ctx: int
     """Number of KV cells, and below of the sequences that share them."""
     n_seq_max: int
+    gpu_cells: int = 0
+    """KV cells in the memory of GPUs, in bytes, and below the room that GPUs have for them."""
+    gpu_room: int = 0
 
     @property
     def total(self) -> int:
@@ -89,20 +92,29 @@ def check(path: str, config: Config, available: int, wanted: Callable[[], bool],
     the default model, where parts are on other boxes, and where it can't be found out. Raises ``TooLarge`` where it is
     more than is ``available`` without swapping, and warns where little is left. ``known_bytes``, from an
     earlier loading, are taken for it where so much is no question, and nothing is refused because of them."""
-    if known_bytes and _is_ample(known_bytes, config, available):
+    if known_bytes and is_ample(known_bytes, config, available):
         return known_bytes
     if config.rpc or (not config.model and config.n_ctx <= KNOWN_CELLS):
         return 0
+    found = whole(path, config, wanted)
+    if found is None:
+        return 0
+    judge(path, config, *found, available)
+    needs, others = found
+    return needs.total + others
+
+
+def whole(path: str, config: Config, wanted: Callable[[], bool]) -> tuple[Needs, int] | None:
+    """Needs of a model, and the bytes of its draft model and projector; ``None`` as ``measured``."""
     needs = measured(path, config, wanted)
     if needs is None:
-        return 0
+        return None
     others = os.path.getsize(config.mmproj) if config.mmproj and config.n_gpu_layers == 0 else 0
     if config.draft_model:
         of_draft = config.for_companion(n_ctx=needs.n_ctx, pooling="model")
         draft = measured(config.draft_model, of_draft, wanted, sequences=needs.n_seq_max)
         others += 0 if draft is None else draft.total
-    judge(path, config, needs, others, available)
-    return needs.total + others
+    return needs, others
 
 
 def judge(path: str, config: Config, needs: Needs, others: int, available: int) -> None:
@@ -119,12 +131,13 @@ def judge(path: str, config: Config, needs: Needs, others: int, available: int) 
     found = f"model {path}: it takes {total >> 20} MiB of memory ({sizes}), and {available >> 20} MiB are available"
     if total > available:
         raise TooLarge(f"{found}: {_remedy(config, needs, total - available)}", total)
-    if not _is_ample(total, config, available):
+    if not is_ample(total, config, available):
         cache = f", and --host-cache-bytes lets it take {config.host_cache_bytes >> 20} more"
         log.warning("memory may run short. %s%s", found, cache if config.host_cache_bytes >> 20 else "")
 
 
-def _is_ample(total: int, config: Config, available: int) -> bool:
+def is_ample(total: int, config: Config, available: int) -> bool:
+    """Whether the memory that is ``available`` leaves enough beside a model that takes ``total`` bytes."""
     return total + config.host_cache_bytes <= available * AMPLE_SHARE
 
 

@@ -38,6 +38,7 @@ MAX_MODELS = 256
 """The most models that are known: those that were loaded longest ago are forgotten."""
 MAX_FILE_BYTES = 1 << 20
 MAX_NEEDED_BYTES = 1 << 50
+MAX_CELLS = (1 << 31) - 1
 _FILE = "memory.json"
 _SECONDS = tuple(field.name for field in fields(Cost))
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -54,6 +55,8 @@ class Known:
     needed_bytes: int
     cost: Cost | None = None
     """Cost of the model's ticks with all threads; ``None`` where it ran too few."""
+    cells: int = 0
+    """KV cells that it had; 0 where an earlier version has written the file."""
 
 
 def file_of(environ: Mapping[str, str]) -> Path | None:
@@ -90,9 +93,16 @@ def _known(model: object, place: str) -> tuple[str, Known]:
             _KEY.fullmatch(key) and 0 < len(name) <= MAX_NAME and not isinstance(needed, bool)
         ):
             if 0 < needed <= MAX_NEEDED_BYTES:
-                return key, Known(name, needed, _cost(more.get("cost"), f"{place}.cost"))
+                cells = _cells(more.get("cells", 0), f"{place}.cells")
+                return key, Known(name, needed, _cost(more.get("cost"), f"{place}.cost"), cells)
             raise ValueError(f"{place}.needed_bytes: expected a number from 1 to {MAX_NEEDED_BYTES}, got {needed}")
     raise ValueError(f"{place}: expected an object of a key, a name and needed_bytes, got {_kind(model)}")
+
+
+def _cells(value: object, place: str) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_CELLS:
+        raise ValueError(f"{place}: expected a whole number from 0 to {MAX_CELLS}, got {_kind(value)}")
+    return value
 
 
 def _cost(value: object, place: str) -> Cost | None:
@@ -117,8 +127,9 @@ def written(models: Mapping[str, Known]) -> bytes:
     """The file of the last ``MAX_MODELS`` of them."""
     kept = list(models.items())[-MAX_MODELS:]
     # Dataclasses are objects of their fields.
-    entries = [
-        {"key": key, "name": known.name, "needed_bytes": known.needed_bytes, "cost": known.cost} for key, known in kept
+    entries: list[dict[str, object]] = [
+        {"key": key, "name": one.name, "needed_bytes": one.needed_bytes, "cells": one.cells, "cost": one.cost}
+        for key, one in kept
     ]
     return orjson.dumps({"version": VERSION, "models": entries}, option=orjson.OPT_INDENT_2)
 
@@ -152,17 +163,24 @@ class KnownModels:
         known = self._models.get(key or "")
         return 0 if known is None else known.needed_bytes
 
+    def cells(self, key: str | None) -> int:
+        """KV cells that the model had; 0 where they are not known."""
+        known = self._models.get(key or "")
+        return 0 if known is None else known.cells
+
     def cost(self, key: str | None) -> Cost | None:
         """Cost of the model's ticks; ``None`` where it is not known."""
         known = self._models.get(key or "")
         return None if known is None else known.cost
 
-    def learn(self, key: str | None, name: str, needed_bytes: int, cost: Cost | None = None) -> None:
-        """Keep how much memory a loaded model took; ``cost``: of its ticks, where it is known."""
+    def learn(self, key: str | None, name: str, needed_bytes: int, cost: Cost | None = None, *, cells: int = 0) -> None:
+        """Keep how much memory a loaded model took, with so many KV ``cells``; ``cost``: of its ticks, where it is
+        known."""
         if key is not None and 0 < needed_bytes <= MAX_NEEDED_BYTES:
             self._look()
             self._models.pop(key, None)
-            self._models[key] = Known(name, needed_bytes, cost if cost is not None and cost.makes_sense else None)
+            sensible = cost if cost is not None and cost.makes_sense else None
+            self._models[key] = Known(name, needed_bytes, sensible, min(cells, MAX_CELLS))
             self._write()
 
     def forget(self, key: str | None) -> None:

@@ -162,9 +162,8 @@ class ModelHost:
         memory than was known, until the plan makes room for it, and if another program has taken the memory or killed
         the engine, which says nothing about the next trial."""
         loading = self.loading
-        if isinstance(error, TooLarge) and error.needed_bytes > loading.needed_bytes:
+        if isinstance(error, TooLarge) and loading.takes_more(error.needed_bytes):
             log.info("%s", error)
-            loading.needed_bytes = error.needed_bytes
             return
         loading.failed()
         if isinstance(error, TooLarge | EngineLost) and not loading.patience_is_over:
@@ -363,6 +362,7 @@ class ModelHost:
         return residency.Model(
             name=self.name,
             needed_bytes=self.loading.needed_bytes,
+            least_bytes=self.loading.least_bytes,
             state=self.state,
             idle=idle,
             waiting=len(waiting) + len(self._waiting),

@@ -13,6 +13,7 @@ from umaserve.models.residency import retry_pause_s
 from umaserve.net.timers import Timer
 from umaserve.sessions.cost_model import Cost
 from umaserve.sessions.engine_api import Allowance, Engine
+from umaserve.settings.kinds import AUTO
 from umaserve.settings.models import ModelSpec
 from umaserve.system.memory import resident_bytes
 
@@ -42,6 +43,10 @@ class ModelLoading:
         self.files = FileWatch(spec.name, files_of(spec.config))
         self.needed_bytes = self._known.needed_bytes(self._key) or spec.size_bytes + BESIDES_WEIGHTS
         """The memory that it takes, as far as is known."""
+        self.least_bytes = spec.size_bytes + BESIDES_WEIGHTS if spec.config.n_ctx == AUTO else 0
+        """The memory with which it can be loaded, as far as is known; 0: with ``needed_bytes`` only."""
+        self.cells = self._known.cells(self._key)
+        """KV cells that it has when it is loaded, as far as is known."""
         self.cost = self._known.cost(self._key)
         """Cost of the model's ticks, as far as is known; of a model that is loaded, when it was kept last."""
         self.load_s = spec.size_bytes / READ_RATE
@@ -56,6 +61,12 @@ class ModelLoading:
         self._begun_at = 0.0
         self._loaded: Loaded = _nobody
         self._pause: Timer | None = None
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that a sequence may have, as far as is known before it is loaded."""
+        tokens = self._spec.context_tokens
+        return min(tokens, self.cells) or tokens
 
     @property
     def pausing(self) -> bool:
@@ -114,27 +125,37 @@ class ModelLoading:
                 # What it has not touched yet is not resident, and what nobody could measure is.
                 taken = resident_bytes(self._place.pids) - resident_bytes()
                 self.needed_bytes = max(result.info.needed_bytes, taken)
-                self._known.learn(self._key, self._spec.name, self.needed_bytes, self.cost)
+                self.cells = result.capacity.cells
+                self._known.learn(self._key, self._spec.name, self.needed_bytes, self.cost, cells=self.cells)
             self._loaded(result)
 
         # Its files may have been replaced.
         self.files.note()
         key = self._known.key(self._spec.config)
         if key != self._key:
-            self._key, self.cost = key, self._known.cost(key)
+            self._key, self.cells, self.cost = key, self._known.cells(key), self._known.cost(key)
         beside = any(pid not in self._place.pids for pid in self._around.children())
         known_bytes = self._known.needed_bytes(self._key)
-        self._place.load(Allowance(self._around.available_bytes(), beside, known_bytes), ended)
+        known_cells = self._known.cells(self._key)
+        self._place.load(Allowance(self._around.available_bytes(), beside, known_bytes, known_cells), ended)
 
     def keep_cost(self, cost: Cost | None) -> None:
         """Keep the cost of the model's ticks: the next engine, and the next daemon, start from that."""
         if cost is not None and cost != self.cost:
             self.cost = cost
-            self._known.learn(self._key, self._spec.name, self.needed_bytes, cost)
+            self._known.learn(self._key, self._spec.name, self.needed_bytes, cost, cells=self.cells)
 
     def forget(self) -> None:
         """Have it measured and tried out at its next loading, whatever is known of it."""
         self._known.forget(self._key)
+
+    def takes_more(self, needed_bytes: int) -> bool:
+        """Whether a model that takes so much, as a failed loading says, takes more than was known until now."""
+        if needed_bytes <= (self.least_bytes or self.needed_bytes):
+            return False
+        self.needed_bytes = needed_bytes
+        self.least_bytes = self.least_bytes and needed_bytes
+        return True
 
     def failed(self) -> None:
         """Count a failure: the model is not to be tried again before ``retry_at``."""

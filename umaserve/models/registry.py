@@ -8,7 +8,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from umaserve.core.errors import Fault, ModelNotFound, RequestError, model_not_granted
 from umaserve.core.events import ListedModel, ModelInfo, ModelState
@@ -148,8 +147,9 @@ class Models:
             needed_bytes=host.loading.needed_bytes,
             last_used_at=None if used == -math.inf else used + since_1970,
             info=host.info,
+            architecture=host.spec.architecture if host.info is None else host.info.architecture,
             takes=_takes(host),
-            context_tokens=host.spec.config.n_ctx if host.info is None else host.info.context_tokens,
+            context_tokens=host.loading.context_tokens if host.info is None else host.info.context_tokens,
             room_bytes=None if state in (State.LOADED, State.UNLOADING) else self._room_bytes,
         )
 
@@ -218,16 +218,16 @@ class Models:
     def take(self, catalogue: Catalogue) -> None:
         """Serve the models of a new catalogue. The default one stays as it is; any other that is gone or different does
         so until it is not in use any more."""
-        # What another size means for the default one, its host sees for itself.
-        size_bytes = self._catalogue.default.size_bytes
-        if replace(catalogue.default, size_bytes=size_bytes) != self._catalogue.default:
+        # What another file means for the default one, its host sees for itself.
+        before = self._catalogue.default
+        if catalogue.default.of_file(before) != before:
             log.warning("models: the default model has changed, which needs a restart: the new list is ignored")
             return
-        before, now = ({spec.name: spec for spec in one.models} for one in (self._catalogue, catalogue))
+        old, new = ({spec.name: spec for spec in one.models} for one in (self._catalogue, catalogue))
         changes = {
-            "new": sorted(now.keys() - before.keys()),
-            "gone": sorted(before.keys() - now.keys()),
-            "changed": sorted(name for name in now.keys() & before.keys() if now[name] != before[name]),
+            "new": sorted(new.keys() - old.keys()),
+            "gone": sorted(old.keys() - new.keys()),
+            "changed": sorted(name for name in new.keys() & old.keys() if new[name] != old[name]),
         }
         log.info("list of models reloaded", extra={"fields": changes})
         self._catalogue = catalogue

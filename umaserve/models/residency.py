@@ -20,7 +20,8 @@ since other programs take and free memory too. The rules, and why:
    until the first in the order has waited ``patience_s``. Then they take no new requests, and are unloaded when those
    that run have ended. So a model whose queue never empties keeps nobody waiting for ever. The requests that came for
    it in the meantime wait like all others. While models make way, nothing else is loaded or displaced.
-7. Requests for a model that would not fit if all others that are not pinned were unloaded are refused.
+7. Requests for a model that would not fit if all others that are not pinned were unloaded are refused, unless it fits
+   with a shorter context, which its settings leave open.
 8. A model without work for ``idle_unload_s`` is unloaded. Where less than the reserve is left, since other programs
    took it, idle ones are unloaded even if nobody waits and they have not stayed.
 9. Models to preload are loaded once, while nobody waits for another that could be loaded: the default one first, then
@@ -34,6 +35,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from umaserve.models.residency_snapshot import Model, Moves, Snapshot, State
 
@@ -80,7 +82,7 @@ def plan(snapshot: Snapshot) -> Moves:
     planning.let_leave()
     planning.unload_unused()
     planning.keep_reserve()
-    waiting = [one for one in snapshot.models if one.waiting and planning.may_start(one)]
+    waiting = [planning.shortened(one) for one in snapshot.models if one.waiting and planning.may_start(one)]
     for model in sorted(waiting, key=lambda one: (one.waiting_since, not one.default)):
         planning.serve(model)
     planning.preload()
@@ -119,6 +121,12 @@ class _Planning:
     def may_start(self, model: Model) -> bool:
         """Whether it is not loaded, and has paused since it failed (rule 10)."""
         return model.state is State.UNLOADED or (model.state is State.FAILED and self._reached(model.retry_at))
+
+    def shortened(self, model: Model) -> Model:
+        """The model with no more memory than there is, where a shorter context does for it (rule 7)."""
+        if not model.least_bytes or model.needed_bytes <= self._most:
+            return model
+        return replace(model, needed_bytes=max(model.least_bytes, self._most))
 
     def let_leave(self) -> None:
         """Apply rule 11."""
@@ -164,7 +172,7 @@ class _Planning:
     def preload(self) -> None:
         """Apply rule 9."""
         wanted = [
-            one
+            self.shortened(one)
             for one in self._snapshot.models
             if one.preload and one.state is State.UNLOADED and one.loaded_at == -math.inf and not one.waiting
         ]

@@ -49,6 +49,8 @@ class Model:
     leaving: bool = False
     """Whether the operator wants it unloaded."""
     default: bool = False
+    least_bytes: int = 0
+    """Memory with which it can be loaded, with a shorter context; 0: it can't be with less than ``needed_bytes``."""
 
     @property
     def unused_since(self) -> float:

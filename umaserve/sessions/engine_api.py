@@ -271,6 +271,8 @@ class Allowance:
     """Whether other models run, whose streams loading must not slow down."""
     known_bytes: int = 0
     """What the model took when it was loaded before, by the same program and in the same way; 0 where it was not."""
+    known_cells: int = 0
+    """KV cells that it had then; 0 where that is not known."""
 
 
 class EngineLost(Exception):

@@ -83,6 +83,22 @@ def whole(low: int, high: int, *, or_zero: bool = False) -> Kind[int]:
     return Kind("N", ("0 or " if or_zero else "") + f"a whole number from {low} to {high}", check, int)
 
 
+AUTO = -1
+"""Value of a setting that the program chooses by itself."""
+
+
+def or_auto(kind: Kind[int]) -> Kind[int]:
+    """Values of ``kind``, or "auto", which is `AUTO`."""
+
+    def check(value: object) -> int:
+        return AUTO if value == "auto" else kind.check(value)
+
+    def render(value: int) -> str:
+        return quoted("auto") if value == AUTO else kind.render(value)
+
+    return replace(kind, expected=f'"auto", or {kind.expected}', check=check, render=render)
+
+
 def real(unit: str, low: float, high: float) -> Kind[float]:
     def check(value: object) -> float:
         if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:

@@ -10,7 +10,7 @@ from typing import Any
 
 from umaserve.core.errors import ConfigError, ModelNotFound
 from umaserve.core.model_names import DEFAULT, MAX_NAME, is_name, spellings
-from umaserve.settings import model_files
+from umaserve.settings import gguf_header, model_files
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.settings.daemon.engine import PLACEMENT, ROPE
 from umaserve.settings.kinds import Kind, path, quoted, switch
@@ -53,6 +53,26 @@ class ModelSpec:
     """After how many seconds without work it is unloaded; 0: never."""
     size_bytes: int = 0
     """Bytes of the model's files; 0 where they can't be read."""
+    architecture: str = ""
+    """llama.cpp's name of the model's architecture; empty where its file doesn't say."""
+    training_tokens: int = 0
+    """The context that the model was trained with; 0 where its file doesn't say."""
+
+    def of_file(self, other: ModelSpec) -> ModelSpec:
+        """This model with what the file of ``other`` tells."""
+        return replace(
+            self,
+            size_bytes=other.size_bytes,
+            architecture=other.architecture,
+            training_tokens=other.training_tokens,
+        )
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that a sequence may have by the settings and the training, if memory has room for them; 0 where
+        neither says."""
+        cells = max(0, self.config.n_ctx)
+        return min(cells, self.training_tokens) or cells or self.training_tokens
 
 
 class Catalogue:
@@ -76,6 +96,11 @@ class Catalogue:
         if name in ("", DEFAULT):
             return self.default
         return next((self._named[spelling] for spelling in spellings(name) if spelling in self._named), None)
+
+    @property
+    def longest_context(self) -> int:
+        """Tokens of the longest context of all models, as far as is known."""
+        return max(spec.context_tokens for spec in self.models)
 
     def choose(self, name: str) -> ModelSpec:
         """The model that a request means by ``name``; raises ``ModelNotFound``."""
@@ -149,7 +174,7 @@ def _alone(config: Config) -> ModelSpec:
     where = config.model or model_files.default_model()
     name = name_of(where)
     name = name if is_name(name) else DEFAULT
-    return ModelSpec(name, config, idle_unload=config.idle_unload, size_bytes=_size(where))
+    return ModelSpec(name, config, idle_unload=config.idle_unload, **_of_file(where))
 
 
 def _in_folder(folder: str) -> list[ModelFile]:
@@ -176,7 +201,7 @@ def _tables(config: Config, file: str) -> list[ModelSpec]:
 
 def _found(config: Config, found: ModelFile) -> ModelSpec:
     mine = replace(_without_own(config), model=found.path, mmproj=found.mmproj)
-    return ModelSpec(found.name, mine, idle_unload=config.idle_unload, size_bytes=_size(found.path))
+    return ModelSpec(found.name, mine, idle_unload=config.idle_unload, **_of_file(found.path))
 
 
 def _table(config: Config, name: str, given: object, place: str) -> ModelSpec:
@@ -195,7 +220,7 @@ def _table(config: Config, name: str, given: object, place: str) -> ModelSpec:
         raise ConfigError(f"{place}.path: expected the path of a GGUF file, got none")
     file = table.pop("path")
     try:
-        size = model_files.size_of(file)
+        model_files.size_of(file)
     except OSError as error:
         raise ConfigError(f"{place}.path: {printable(file)}: can't be read: {error.strerror}") from None
     changes = {key: table.pop(key) for key in PER_MODEL if key in table}
@@ -203,7 +228,7 @@ def _table(config: Config, name: str, given: object, place: str) -> ModelSpec:
         mine = replace(_without_own(config), model=file, **changes)
     except Conflict as conflict:
         raise ConfigError(f"{place}: {conflict}") from None
-    return ModelSpec(name, mine, size_bytes=size, **{"idle_unload": config.idle_unload, **table})
+    return ModelSpec(name, mine, **_of_file(file), **{"idle_unload": config.idle_unload, **table})
 
 
 def _without_own(config: Config) -> Config:
@@ -219,11 +244,14 @@ def _with_file_name(spec: ModelSpec, all_: Sequence[ModelSpec]) -> ModelSpec:
     return replace(spec, aliases=(*spec.aliases, name))
 
 
-def _size(file: str) -> int:
+def _of_file(file: str) -> Mapping[str, Any]:
+    """What the (first) file of a model tells of it, as fields of ``ModelSpec``."""
     try:
-        return model_files.size_of(file)
+        size = model_files.size_of(file)
     except OSError:
-        return 0  # Loading it says what is wrong.
+        return {}  # Loading it says what is wrong.
+    trained = gguf_header.read(file)
+    return {"size_bytes": size, "architecture": trained.architecture, "training_tokens": trained.tokens}
 
 
 def _names() -> Kind[tuple[str, ...]]:

@@ -18,10 +18,10 @@ from collections.abc import Iterable, Sequence
 import orjson
 
 from umaserve.core.errors import ModelError
-from umaserve.engine.llama import llama_log
+from umaserve.engine.llama import backends, llama_log
 from umaserve.engine.llama.model import Model
 from umaserve.engine.loading import is_parted
-from umaserve.engine.needs import Needs
+from umaserve.engine.needs import AMPLE_SHARE, Needs
 from umaserve.settings.daemon import Config
 from umaserve.system import program
 from umaserve.system.memory import resident_bytes
@@ -54,13 +54,16 @@ def measured(path: str, config: Config, sequences: int) -> Needs:
     vocabulary = resident_bytes() - before
     info = model.info(0)
     of_box = 1.0 - info.gpu_bytes / max(1, info.size_bytes)
+    cells = cell_bytes(lines.lines)
     return Needs(
         weights=round(info.size_bytes * of_box),
-        cells=round(cell_bytes(lines.lines) * of_box),
+        cells=round(cells * of_box),
         computing=buffer_bytes(lines.lines),
         vocabulary=vocabulary,
         n_ctx=model.n_ctx,
         n_seq_max=model.n_seq_max,
+        gpu_cells=round(cells * (1.0 - of_box)),
+        gpu_room=max(0, round(backends.free_gpu_bytes() * AMPLE_SHARE) - info.gpu_bytes),
     )
 
 

@@ -22,6 +22,16 @@ LIBRARY = llama_cpp.llama_cpp._lib
 """llama.cpp with all that it is linked to. Opened by path, libggml.so would be another copy with backends of its own:
 wheels have no links, and its other names are files too."""
 
+# Prototypes declared here, as in ``gguf``.
+_device_count = ctypes.CFUNCTYPE(ctypes.c_size_t)(("ggml_backend_dev_count", LIBRARY))
+_device = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(("ggml_backend_dev_get", LIBRARY))
+_device_type = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(("ggml_backend_dev_type", LIBRARY))
+_device_memory = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
+)(("ggml_backend_dev_memory", LIBRARY))
+_GPU = 1
+"""GGML_BACKEND_DEVICE_TYPE_GPU: a device with memory of its own."""
+
 _GCC = re.compile(rb"GCC: \([^)]*\) (\d+)\.(\d+)")
 _FIXED_TILE_CONFIG = {11: 5, 12: 4, 13: 3}
 """First minor release of each GCC that keeps an AMX tile's whole configuration (GCC bug 114098)."""
@@ -58,6 +68,18 @@ def memories() -> dict[str, int]:
     devices = map(LIBRARY.ggml_backend_dev_get, range(LIBRARY.ggml_backend_dev_count()))
     found = (LIBRARY.ggml_backend_dev_buffer_type(device) for device in devices)
     return {LIBRARY.ggml_backend_buft_name(memory).decode(): memory for memory in found if memory}
+
+
+def free_gpu_bytes() -> int:
+    """Bytes of memory that all GPUs together have free."""
+    load()
+    return sum(_free_bytes(device) for device in map(_device, range(_device_count())) if _device_type(device) == _GPU)
+
+
+def _free_bytes(device: int) -> int:
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    _device_memory(device, free, total)
+    return free.value
 
 
 def kernels() -> str:

@@ -115,7 +115,7 @@ class Model:
         self._config = config
         self._empty = empty
         self.n_ctx_train: int = llama_cpp.llama_model_n_ctx_train(self.native)
-        n_ctx = config.n_ctx or self.n_ctx_train
+        n_ctx = config.cells_for(self.n_ctx_train)
         # llama.cpp rounds up too, but only after it has limited the batch to the unrounded size.
         self.n_ctx: int = -(-n_ctx // CELLS_ROUNDED_TO) * CELLS_ROUNDED_TO
         # llama.cpp would abort the process if a micro-batch couldn't hold the rows of all these states.

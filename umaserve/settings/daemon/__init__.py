@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from umaserve.settings import link
 from umaserve.settings.addresses import is_loopback, parse_address, parse_place
@@ -14,8 +15,11 @@ from umaserve.settings.daemon.models import Models
 from umaserve.settings.daemon.relay import Relay
 from umaserve.settings.daemon.serving import Serving
 from umaserve.settings.daemon.targets import Targets
-from umaserve.settings.kinds import short_size
+from umaserve.settings.kinds import AUTO, GIB, KIB, MIB, short_size
 from umaserve.settings.sources import Conflict, Settings, both_or_neither, printable
+
+BYTES_OF_A_TOKEN = 16
+"""Bytes of text for each token of the context that a prompt may have: four times as many as English has."""
 
 
 # A dataclass has the fields of its last base first.
@@ -32,7 +36,7 @@ class Config(Logging, Relay, Models, Engine, Targets, Limits, Http, Serving):
             raise Conflict(
                 f"{found}: a tick has a token of each sequence; lower parallel or raise n_batch", "parallel", "n_batch"
             )
-        if self.max_prompt_bytes > self.max_frame_bytes:
+        if self.max_frame_bytes != AUTO and self.max_prompt_bytes > self.max_frame_bytes:
             prompt, frame = short_size(self.max_prompt_bytes), short_size(self.max_frame_bytes)
             found = f"max_prompt_bytes ({prompt}) is above max_frame_bytes ({frame})"
             advice = "lower max_prompt_bytes or raise max_frame_bytes"
@@ -62,6 +66,15 @@ class Config(Logging, Relay, Models, Engine, Targets, Limits, Http, Serving):
             raise Conflict(f"{found}: choose another path for one of them", "http_socket", "socket")
         if self.relay:
             link.check_worker_secret(self.worker_secret, self.worker_secret_file)
+
+    def sized(self, context_tokens: int) -> Self:
+        """These settings with numbers for limits that follow from the longest context; 0: nobody knows it."""
+        prompt, frame = self.max_prompt_bytes, self.max_frame_bytes
+        if prompt == AUTO:
+            prompt = min(max(256 * KIB, BYTES_OF_A_TOKEN * context_tokens), GIB if frame == AUTO else frame)
+        if frame == AUTO:
+            frame = min(max(MIB, 2 * prompt), GIB)
+        return replace(self, max_prompt_bytes=prompt, max_frame_bytes=frame)
 
     def _check_wyoming(self) -> None:
         match parse_place(self.wyoming) if self.wyoming else None:

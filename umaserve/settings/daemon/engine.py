@@ -5,10 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from umaserve.settings.kinds import addresses, choice, factor, overrides, path, real, shares, switch, whole, words
+from umaserve.settings.kinds import (
+    AUTO,
+    addresses,
+    choice,
+    factor,
+    or_auto,
+    overrides,
+    path,
+    real,
+    shares,
+    switch,
+    whole,
+    words,
+)
 from umaserve.settings.sources import setting
 
 _KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+MAX_CELLS = 4194304
+WHOLE_SEQUENCES = 4
+"""Sequences as long as the model was trained for that "auto" has cells for: few agents work at once, and short requests
+leave most of their share to others."""
+TOKENS_OF_EACH = 1024
+"""Tokens for which each of the parallel sequences has cells then: a question and its answer."""
 
 
 ROPE = (
@@ -88,13 +107,18 @@ class Engine:
         "are always control tokens.",
     )
     n_ctx: int = setting(
-        16384,
-        whole(64, 4194304, or_zero=True),
+        AUTO,
+        or_auto(whole(64, MAX_CELLS, or_zero=True)),
         "engine",
-        "KV cells for all sequences together; 0: the model's training length",
+        "KV cells for all sequences together; auto: by what the model was trained for and what memory has room for; 0: "
+        "the model's training length",
         about="KV cells, shared by all sequences: 64 to 4194304, or 0 for the length that the model was trained with. "
         "A cell holds one token of prompt or answer. More cells allow more and longer requests at the same "
-        "time, and take more memory.",
+        "time, and take more memory. A sequence, prompt and answer together, may have as many tokens as the model was "
+        "trained for, if there are as many cells.\n"
+        '"auto": enough for four sequences of that length, or for parallel ones where these are fewer, and for 1024 '
+        "tokens of each of parallel; less where that would take more than half of the memory that all else leaves "
+        "free. The log says at the start what was chosen.",
     )
     parallel: int = setting(
         16,
@@ -345,6 +369,13 @@ class Engine:
         about='How /v1/embeddings combines the vectors of a text\'s tokens into one: "mean" of all, "cls" (the first) '
         'or "last". "model": as the model says, if it does.',
     )
+
+    def cells_for(self, training_tokens: int) -> int:
+        """KV cells of a model that was trained for so many tokens, if memory has room for them."""
+        if self.n_ctx != AUTO:
+            return self.n_ctx or training_tokens
+        whole = min(self.parallel, WHOLE_SEQUENCES) * training_tokens
+        return min(max(whole, self.parallel * TOKENS_OF_EACH), MAX_CELLS)
 
     @property
     def kv_types(self) -> tuple[str, str]:

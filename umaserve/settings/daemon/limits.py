@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from umaserve.settings.kinds import GIB, KIB, MIB, TIB, path, real, size, switch, whole
+from umaserve.settings.kinds import AUTO, GIB, KIB, MIB, TIB, or_auto, path, real, size, switch, whole
 from umaserve.settings.sources import setting
 
 
@@ -22,12 +22,13 @@ class Limits:
         "sockets.",
     )
     max_frame_bytes: int = setting(
-        MIB,
-        size(64, GIB),
+        AUTO,
+        or_auto(size(64, GIB)),
         "limits",
-        "largest frame, line, HTTP body or WebSocket message from a client",
+        "largest frame, line, HTTP body or WebSocket message from a client; auto: 1MiB, or twice max_prompt_bytes",
         about="Largest frame, line, HTTP body or WebSocket message from a client, 64 bytes to 1GiB, except those of "
-        "max_chat_bytes. These two limit the memory that one client can take before its request is understood.",
+        "max_chat_bytes. These two limit the memory that one client can take before its request is understood.\n"
+        '"auto": 1MiB, or twice max_prompt_bytes where that is more.',
     )
     max_chat_bytes: int = setting(
         128 * MIB,
@@ -40,11 +41,13 @@ class Limits:
         "twice this size and one message more; further clients wait before theirs are read.",
     )
     max_prompt_bytes: int = setting(
-        256 * KIB,
-        size(1, GIB),
+        AUTO,
+        or_auto(size(1, GIB)),
         "limits",
-        "largest prompt, in bytes of UTF-8",
-        about="Largest prompt, 1 byte to 1GiB of UTF-8. At most max_frame_bytes, since a prompt is part of a frame.",
+        "largest prompt, in bytes of UTF-8; auto: 256KiB, or 16 bytes for each token of the longest context",
+        about="Largest prompt, 1 byte to 1GiB of UTF-8. At most max_frame_bytes, since a prompt is part of a frame.\n"
+        '"auto": 256KiB, or 16 bytes for each token of the context where that is more, of several models the longest; '
+        "at most max_frame_bytes where that is set.",
     )
     max_tokens: int = setting(
         0,
