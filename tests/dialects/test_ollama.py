@@ -534,6 +534,21 @@ def test_several_models_are_told() -> None:
     assert models.pull(b'{"model": "new"}', about) == (True, b'{"status":"success"}')
 
 
+def test_a_model_that_was_never_loaded_tells_what_its_file_says() -> None:
+    unloaded = listed(MODEL_INFO, state=ModelState.UNLOADED, info=None, architecture="qwen2", context_tokens=32768)
+    about = replace(FACTS, models=lambda: [unloaded])
+    (told,) = json.loads(models.tags(about))["models"]
+    assert (told["context_length"], told["details"]["family"]) == (32768, "qwen2")
+    shown = json.loads(models.show(b'{"model": "small-1"}', about))
+    assert shown["details"] == told["details"]
+    assert shown["model_info"] == {
+        "general.basename": "small-1",
+        "general.architecture": "qwen2",
+        "qwen2.context_length": 32768,
+    }
+    assert json.loads(models.running(about)) == {"models": []}
+
+
 def test_only_models_that_are_there_can_be_pulled() -> None:
     assert models.pull(b'{"model": "small-1"}', FACTS) == (True, b'{"status":"success"}')
     assert models.pull(b'{"model": "small-1:latest", "stream": false}', FACTS) == (False, b'{"status":"success"}')

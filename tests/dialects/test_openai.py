@@ -1448,6 +1448,13 @@ def test_a_model_that_was_never_loaded_tells_the_context_of_its_settings_and_the
     assert "meta" not in told
 
 
+def test_a_context_that_nobody_knows_is_not_told() -> None:
+    unknown = listed(MODEL_INFO, state=ModelState.UNLOADED, info=None, context_tokens=0)
+    told = json.loads(model(unknown, 0, LIMITS_OF_LIST))
+    assert not {"context_length", "max_model_len", "max_tokens"} & told.keys()
+    assert json.loads(model(unknown, 0, replace(LIMITS_OF_LIST, max_tokens=100)))["max_tokens"] == 100
+
+
 @pytest.mark.parametrize(
     ("state", "status"),
     [

@@ -246,6 +246,39 @@ def test_one_model_is_described(relay: Relay) -> None:
     assert client.ask("POST", "/v1/models/default", WELL).status == 405
 
 
+def test_the_context_is_what_every_worker_takes(relay: Relay) -> None:
+    client, headers = relay.client(), {"anthropic-version": "2023-06-01"}
+
+    def contexts() -> list[int | None]:
+        told = [one.get("context_length") for one in client.ask("GET", "/models").json["data"]]
+        assert told == [one.get("context_length") for one in client.ask("GET", "/v1/models").json["data"]]
+        assert told == [one.get("max_model_len") for one in client.ask("GET", "/v1/models").json["data"]]
+        of_anthropic = client.ask("GET", "/v1/models", None, headers).json["data"]
+        assert told == [one.get("max_input_tokens") for one in of_anthropic]
+        for path in ("/api/tags", "/api/ps"):
+            assert told == [one.get("context_length") for one in client.ask("GET", path).json["models"]]
+        return told
+
+    one = relay.worker("a", "b", "*", contexts={"a": 8192, "other": 5})
+    assert contexts() == [8192, None]
+    other = relay.worker("b", "a", contexts={"a": 4096, "b": 1024})
+    assert contexts() == [4096, 1024]
+    assert client.ask("GET", "/v1/models/a").json["context_length"] == 4096
+    other.send({"type": "models_update", "models": ["a"], "current_load": 0, "contexts": {"a": 16384}})
+    one.send({"type": "models_update", "models": ["a"], "current_load": 0})
+    listed = [{"id": "a", "context_length": 16384}]
+    wait_until(
+        lambda: (
+            [
+                {key: one[key] for key in ("id", "context_length") if key in one}
+                for one in client.ask("GET", "/v1/models").json["data"]
+            ]
+            == listed
+        )
+    )
+    assert contexts() == [16384]
+
+
 def test_anthropics_clients_see_the_models_a_page_at_a_time(relay: Relay) -> None:
     relay.worker("a", "b", "c", "d", "*")
     client, headers = relay.client(), {"anthropic-version": "2023-06-01"}

@@ -161,6 +161,24 @@ def test_a_reason_that_came_later_cancels_all_the_same() -> None:
     assert cancel == Cancel("r", OtherReason("preempted"))
 
 
+@pytest.mark.parametrize(
+    ("contexts", "problem"),
+    [
+        ('"8192"', "contexts: expected an object, got a string"),
+        ('{"m": 0}', "contexts: expected whole numbers from 1 to 9007199254740992, got "),
+        ('{"m": "8192"}', "contexts: expected whole numbers from 1 to 9007199254740992, got a string"),
+        ('{"m": true}', "contexts: expected whole numbers from 1 to 9007199254740992, got "),
+        ('{"m": null}', "contexts: expected whole numbers from 1 to 9007199254740992, got null"),
+        (orjson.dumps({str(n): 1 for n in range(4097)}).decode(), "contexts: expected at most 4096 of them, got 4097"),
+    ],
+)
+def test_contexts_are_checked(contexts: str, problem: str) -> None:
+    payload = f'{{"type":"models_update","models":["m"],"current_load":0,"contexts":{contexts}}}'
+    with pytest.raises(RequestError) as refused:
+        parse_from_worker(payload.encode())
+    assert refused.value.message.startswith(problem)
+
+
 def test_a_worker_that_takes_none_takes_one() -> None:
     payload = b'{"type":"register","worker_name":"w","models":[],"max_concurrent":0}'
     assert parse_from_worker(payload) == Register("w", (), 1)
@@ -173,14 +191,24 @@ ids = st.text(min_size=1, max_size=80).filter(lambda text: len(text.encode()) <=
 name_lists = st.lists(names, max_size=4).map(tuple)
 loads = st.integers(0, MAX_LOAD)
 counts = st.none() | st.integers(0, MAX_COUNT)
+contexts = st.none() | st.dictionaries(names, st.integers(1, MAX_COUNT), max_size=4)
 header_names = st.text("!#$%&'*+-.^_`|~09AZaz", min_size=1, max_size=20)
 header_values = st.text(st.characters(codec="latin-1", categories=["L", "N", "P", "S"]), max_size=20)
 headers = st.none() | st.dictionaries(header_names, header_values, max_size=4)
 paths = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=20).map("/".__add__)
 
 from_worker = st.one_of(
-    st.builds(Register, names, name_lists, st.integers(1, MAX_CONCURRENT), st.none() | names, loads, name_lists),
-    st.builds(ModelsUpdate, name_lists, loads),
+    st.builds(
+        Register,
+        names,
+        name_lists,
+        st.integers(1, MAX_CONCURRENT),
+        st.none() | names,
+        loads,
+        name_lists,
+        contexts=contexts,
+    ),
+    st.builds(ModelsUpdate, name_lists, loads, contexts),
     st.builds(ResponseChunk, ids, st.text(), st.none() | st.integers(100, 599), headers),
     st.builds(
         ResponseComplete,
@@ -280,6 +308,8 @@ OPTIONAL = [
     ("register", "current_load", LOAD),
     ("register", "features", "an array of strings"),
     ("register", "instance", TEXT),
+    ("register", "contexts", "an object"),
+    ("models_update", "contexts", "an object"),
     ("response_chunk", "status_code", "a whole number from 100 to 599"),
     ("response_chunk", "headers", "an object"),
     ("response_complete", "headers", "an object"),

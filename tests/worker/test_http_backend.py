@@ -452,6 +452,21 @@ def test_the_models_are_those_that_the_backend_lists(
     assert done.get(timeout=PATIENCE_S) == again.get(timeout=PATIENCE_S) == models
 
 
+def test_the_contexts_are_those_that_the_backend_lists(served: ServedBackend) -> None:
+    done = served.refresh()
+    listed = [
+        {"id": "a", "context_length": 8192, "max_model_len": 1},
+        {"id": " b ", "max_model_len": 4096},
+        {"id": "c", "meta": {"n_ctx": 2048}},
+        {"id": "d", "context_length": "8192", "meta": None},
+        {"id": "e", "context_length": 0, "max_model_len": True, "meta": {"n_ctx": 1 << 60}},
+        {"id": "f", "context_length": None, "max_model_len": 512},
+    ]
+    served.accept().answer(json.dumps({"data": listed}).encode())
+    assert done.get(timeout=PATIENCE_S) == ("a", "b", "c", "d", "e", "f")
+    assert served.backend.contexts == {"a": 8192, "b": 4096, "c": 2048, "f": 512}
+
+
 def test_configured_models_are_not_looked_up(served: ServedBackend) -> None:
     served.configure(models=("a", "b"))
     assert served.refresh().get_nowait() == ("a", "b")

@@ -59,6 +59,7 @@ class Backend:
     def __init__(self) -> None:
         self.features = ("flow", "websocket")
         self.models: tuple[str, ...] = ("m",)
+        self.contexts: dict[str, int] = {}
         self.load = 0
         self.jobs: queue.Queue[Job] = queue.Queue()
         self.refusal: int | None = None

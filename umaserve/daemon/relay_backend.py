@@ -47,6 +47,10 @@ class DaemonBackend:
         return () if models.default.info is None else [model.name for model in models.listed()]
 
     @property
+    def contexts(self) -> Mapping[str, int]:
+        return {one.name: one.context_tokens for one in self._services.models.listed() if one.context_tokens}
+
+    @property
     def load(self) -> int:
         return sum(1 for _ in self._services.models.running())
 

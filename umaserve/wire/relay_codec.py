@@ -136,7 +136,21 @@ def _register(fields: Fields) -> Register:
         fields.integer("current_load", 0, MAX_LOAD) or 0,
         _strings(fields, "features", MAX_FEATURES, optional=True),
         _option(fields, "instance", MAX_NAME_BYTES),
+        _contexts(fields),
     )
+
+
+def _contexts(fields: Fields) -> dict[str, int] | None:
+    found = fields.object("contexts")
+    if found is None:
+        return None
+    if len(found.values) > MAX_MODELS:
+        raise out_of_range("contexts", f"at most {MAX_MODELS} of them", len(found.values))
+    for tokens in found.values.values():
+        # Not isinstance: a bool is an int too.
+        if type(tokens) is not int or not 1 <= tokens <= MAX_COUNT:
+            raise bad_request("contexts", f"whole numbers from 1 to {MAX_COUNT}", tokens)
+    return dict(found.values)
 
 
 def _response_chunk(fields: Fields) -> ResponseChunk:
@@ -191,7 +205,7 @@ def _worker_error(fields: Fields) -> WorkerError:
 _FROM_WORKER: dict[str, Callable[[Fields], FromWorker]] = {
     "register": _register,
     "models_update": lambda fields: ModelsUpdate(
-        _strings(fields, "models", MAX_MODELS), _integer(fields, "current_load", 0, MAX_LOAD)
+        _strings(fields, "models", MAX_MODELS), _integer(fields, "current_load", 0, MAX_LOAD), _contexts(fields)
     ),
     "response_chunk": _response_chunk,
     "response_complete": _response_complete,

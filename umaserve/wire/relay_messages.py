@@ -25,12 +25,16 @@ class Register:
     features: tuple[str, ...] = ()
     instance: str | None = None
     """Id of the worker, the same at all relays that it is connected to, and no other worker's; beyond the contract."""
+    contexts: Mapping[str, int] | None = None
+    """Tokens of prompt and answer together by the names of models, where they are known; beyond the contract."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelsUpdate:
     models: tuple[str, ...]
     current_load: int
+    contexts: Mapping[str, int] | None = None
+    """As in ``Register``."""
 
 
 @dataclass(frozen=True, slots=True)

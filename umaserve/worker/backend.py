@@ -57,6 +57,10 @@ class Backend(Protocol):
         """The names of the models that it has now."""
 
     @property
+    def contexts(self) -> Mapping[str, int]:
+        """Tokens of prompt and answer together by the names of models, where they are known."""
+
+    @property
     def load(self) -> int:
         """The number of requests that run or wait, from all sources."""
 

@@ -63,6 +63,7 @@ class HttpBackend:
 
     def __init__(self, loop: Loop, dialer: Dialer, settings: HttpSettings) -> None:
         self.models: Sequence[str] = settings.models
+        self.contexts: Mapping[str, int] = {}
         self._loop = loop
         self._dialer = dialer
         self._settings = settings
@@ -146,10 +147,11 @@ class HttpBackend:
             if status != 200:
                 raise ValueError(f"status {status}: {shown(body)}")
             self._have(_models_of(body))
+            self.contexts = _contexts_of(body)
         except (ValueError, RequestError) as error:
             # A server that times out is busy, and keeps its models; any other failure means that it serves none.
             if status != 504:
-                self.models = ()
+                self.models, self.contexts = (), {}
             self._note(str(error))
         asking, self._asking = self._asking, []
         for done in asking:
@@ -288,14 +290,32 @@ class _Listing:
 
 def _models_of(body: str) -> Sequence[str]:
     """The ids in OpenAI's list of models. Raises ``RequestError``."""
+    names = [string(item.values.get("id"), "id") for item in _listed_in(body)]
+    return accepted_models(names, MAX_MODELS)[0]
+
+
+def _contexts_of(body: str) -> Mapping[str, int]:
+    """Tokens of the context by the models' ids, where their list has them, by the names of OpenRouter, vLLM and
+    llama.cpp's server. A server's own words for it are no reason to refuse its list."""
+    contexts: dict[str, int] = {}
+    for item in _listed_in(body)[:MAX_MODELS]:
+        meta = item.values.get("meta")
+        told = [item.values.get("context_length"), item.values.get("max_model_len")]
+        told += [meta.get("n_ctx")] if isinstance(meta, dict) else []
+        known = [tokens for tokens in told if type(tokens) is int and 1 <= tokens <= MAX_COUNT]
+        if known:
+            contexts[str(item.values["id"]).strip()] = known[0]
+    return contexts
+
+
+def _listed_in(body: str) -> Sequence[Fields]:
     values = Fields.of(parse_json(body.encode()), "models").values
     data = values.get("data")
     if data is None and "data" in values:
         return ()  # Ollama sends null for an empty list.
     if not isinstance(data, list):
         raise bad_request("data", "an array", data)
-    names = [string(Fields.of(item, f"data[{index}]").values.get("id"), "id") for index, item in enumerate(data)]
-    return accepted_models(names, MAX_MODELS)[0]
+    return [Fields.of(item, f"data[{index}]") for index, item in enumerate(data)]
 
 
 def token_counts(body: str) -> TokenCounts | None:

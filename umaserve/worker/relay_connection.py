@@ -137,7 +137,8 @@ class RelayConnection:
     def say_models(self) -> None:
         """Send the backend's models to the relay, unless we are leaving."""
         if self._phase is _Phase.SERVING:
-            self._send(ModelsUpdate(tuple(self._backend.models), self._backend.load))
+            backend = self._backend
+            self._send(ModelsUpdate(tuple(backend.models), backend.load, backend.contexts or None))
 
     def leave(self) -> None:
         """Drain: accept nothing new, finish running requests, then close."""

@@ -138,6 +138,7 @@ class RelayLink:
             self._backend.load,
             tuple(self._backend.features),
             mine.instance,
+            self._backend.contexts or None,
         )
         left_s = max(0.0, self._tried_at + mine.timeout - self._loop.now())
         opening = Opening(handshake, key, register, left_s)

@@ -64,18 +64,19 @@ def model(facts: Facts, request: Request) -> tuple[int, str, bytes]:
     return 200, JSON, orjson.dumps(_model(one, facts))
 
 
-def described(name: str, since: int) -> dict[str, Any]:
-    """A model; ``since``: seconds since 1970."""
+def described(name: str, since: int, context_tokens: int, max_tokens: int | None = None) -> dict[str, Any]:
+    """A model; ``since``: seconds since 1970; ``context_tokens``: 0 where nobody knows."""
+    most = max_tokens or context_tokens
     return {
         "type": "model",
         "id": name,
         "display_name": name,
         "created_at": datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "lifecycle": "active",
+        **({"max_input_tokens": context_tokens} if context_tokens else {}),
+        **({"max_tokens": most} if most else {}),
     }
 
 
 def _model(one: ListedModel, facts: Facts) -> dict[str, Any]:
-    context = one.context_tokens
-    told = {"max_input_tokens": context, "max_tokens": facts.limits.max_tokens or context}
-    return described(one.name, facts.started_at) | told
+    return described(one.name, facts.started_at, one.context_tokens, facts.limits.max_tokens)

@@ -55,8 +55,8 @@ class AnthropicModel(Declared):
     display_name = required(string())
     created_at = required(string(format="date-time"))
     lifecycle = omittable(const("active"))
-    max_input_tokens = required(whole(1), "Tokens that prompt and answer may have together.")
-    max_tokens = required(whole(1), "Tokens of the longest answer.")
+    max_input_tokens = omittable(whole(1), "Tokens that prompt and answer may have together, where that is known.")
+    max_tokens = omittable(whole(1), "Tokens of the longest answer.")
 
 
 class AnthropicModels(Declared):

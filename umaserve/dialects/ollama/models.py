@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,7 +26,7 @@ _UNKNOWN: dict[str, Any] = {
     "parameter_size": "",
     "quantization_level": "",
 }
-"""The details of a model that was never loaded."""
+"""The details of a model that was never loaded, and whose file tells none."""
 API_VERSION = "0.12.6"
 """The version of Ollama whose API this is: clients compare it with the one in which what they use came up."""
 NEVER = "9999-12-31T23:59:59Z"
@@ -51,21 +51,23 @@ def tags(facts: Facts) -> bytes:
     return orjson.dumps({"models": [_listed(model) | {"modified_at": _since(facts)} for model in facts.models()]})
 
 
-def tags_of(names: Sequence[str], started_at: int) -> bytes:
-    """The body of ``GET /api/tags`` where no more than the models' names is known."""
-    return orjson.dumps({"models": [_named(name) | {"modified_at": _at(started_at)} for name in names]})
+def tags_of(contexts: Mapping[str, int], started_at: int) -> bytes:
+    """The body of ``GET /api/tags`` where no more is known of models than their names and ``contexts``, 0 for an
+    unknown one."""
+    told = [_named(name) | _context(tokens) | {"modified_at": _at(started_at)} for name, tokens in contexts.items()]
+    return orjson.dumps({"models": told})
 
 
-def running_of(names: Sequence[str]) -> bytes:
+def running_of(contexts: Mapping[str, int]) -> bytes:
     """Likewise, of ``GET /api/ps``."""
-    return orjson.dumps({"models": [_named(name) | {"expires_at": NEVER, "size_vram": 0} for name in names]})
+    always = {"expires_at": NEVER, "size_vram": 0}
+    return orjson.dumps({"models": [_named(name) | _context(tokens) | always for name, tokens in contexts.items()]})
 
 
 def running(facts: Facts) -> bytes:
     """The body of ``GET /api/ps``: those that are loaded."""
     loaded = [
-        _listed(model)
-        | {"expires_at": NEVER, "size_vram": model.info.gpu_bytes, "context_length": model.info.context_tokens}
+        _listed(model) | {"expires_at": NEVER, "size_vram": model.info.gpu_bytes}
         for model in facts.models()
         if model.state is ModelState.LOADED and model.info is not None
     ]
@@ -84,12 +86,22 @@ def show(body: bytes, facts: Facts) -> bytes:
             "modelfile": f"FROM {_with_tag(model.name)}\n",
             "parameters": "",
             "template": "" if info is None else info.chat_template or "",
-            "details": _UNKNOWN if info is None else _details(info),
-            "model_info": {"general.basename": model.name} if info is None else _properties(info),
+            "details": _file_details(model) if info is None else _details(info),
+            "model_info": _file_properties(model) if info is None else _properties(info),
             "capabilities": ["completion"] if info is None else capabilities(info),
             "modified_at": _since(facts),
         }
     )
+
+
+def _file_properties(model: ListedModel) -> dict[str, Any]:
+    """The properties of a model that was never loaded, as far as its file and its settings tell them."""
+    told: dict[str, Any] = {"general.basename": model.name}
+    if model.architecture:
+        told["general.architecture"] = model.architecture
+        if model.context_tokens:
+            told[f"{model.architecture}.context_length"] = model.context_tokens
+    return told
 
 
 def _properties(info: ModelInfo) -> dict[str, Any]:
@@ -137,9 +149,10 @@ def _name(given: OllamaModelName) -> str:
 
 
 def _listed(model: ListedModel) -> dict[str, Any]:
+    context = _context(model.context_tokens)
     if model.info is None:
-        return _named(model.name, model.size_bytes)
-    return _named(model.name, model.info.size_bytes) | {"details": _details(model.info)}
+        return _named(model.name, model.size_bytes) | {"details": _file_details(model)} | context
+    return _named(model.name, model.info.size_bytes) | {"details": _details(model.info)} | context
 
 
 def _named(model: str, size: int = 0) -> dict[str, Any]:
@@ -148,6 +161,15 @@ def _named(model: str, size: int = 0) -> dict[str, Any]:
     # Not of the file, which may be of many gigabytes, nor of what is known only once it is loaded.
     digest = hashlib.sha256(name.encode()).hexdigest()
     return {"name": name, "model": name, "size": size, "digest": digest, "details": _UNKNOWN}
+
+
+def _context(tokens: int) -> dict[str, int]:
+    return {"context_length": tokens} if tokens else {}
+
+
+def _file_details(model: ListedModel) -> dict[str, Any]:
+    name = model.architecture
+    return _UNKNOWN | {"format": "gguf", "family": name, "families": [name]} if name else _UNKNOWN
 
 
 def _details(info: ModelInfo) -> dict[str, Any]:

@@ -339,6 +339,7 @@ class _Model(Declared):
 
 class _ListedModel(_Model):
     modified_at = required(string(format="date-time"))
+    context_length = omittable(whole(1), "Tokens that prompt and answer may have together, where that is known.")
 
 
 class _LoadedModel(_Model):

@@ -29,6 +29,12 @@ def model(one: ListedModel, created: int, limits: RequestLimits) -> bytes:
     return orjson.dumps(_model(one, created, limits))
 
 
+def context(tokens: int, max_tokens: int | None = None) -> dict[str, int]:
+    """The context by the names of OpenRouter and of vLLM, which agents plan by; nothing where it is 0, unknown."""
+    answer = {"max_tokens": most} if (most := max_tokens or tokens) else {}
+    return {"context_length": tokens, "max_model_len": tokens, **answer} if tokens else answer
+
+
 def _model(one: ListedModel, created: int, limits: RequestLimits) -> dict[str, Any]:
     told: dict[str, Any] = {
         "id": one.name,
@@ -40,10 +46,7 @@ def _model(one: ListedModel, created: int, limits: RequestLimits) -> dict[str, A
         "size": one.size_bytes,
         "needed": one.needed_bytes,
         "status": {"value": _STATUS.get(one.state, "unloaded")},
-        # The context by the names of OpenRouter and of vLLM, which agents plan by.
-        "context_length": one.context_tokens,
-        "max_model_len": one.context_tokens,
-        "max_tokens": limits.max_tokens or one.context_tokens,
+        **context(one.context_tokens, limits.max_tokens),
     }
     if one.state is ModelState.FAILED:
         told["status"]["failed"] = True

@@ -280,13 +280,13 @@ class Model(Declared):
     owned_by = required(string())
     meta = omittable(_Meta, "Once the model has been loaded.")
     status = required(_Status)
-    context_length = required(
+    context_length = omittable(
         whole(1),
-        "Tokens that prompt and answer may have together. For a model that was never loaded, the setting: the real"
-        " value is smaller if the model was trained with less.",
+        "Tokens that prompt and answer may have together. For a model that was never loaded, the smaller of the setting "
+        "and what the model was trained with, if memory has room for it; absent where neither is known.",
     )
-    max_model_len = required(whole(1), "As context_length.")
-    max_tokens = required(whole(1), "Tokens of the longest answer: --max-tokens, or as context_length.")
+    max_model_len = omittable(whole(1), "As context_length.")
+    max_tokens = omittable(whole(1), "Tokens of the longest answer: --max-tokens, or as context_length.")
     description = omittable(string(), "The operator's, if there is one.")
     size = required(whole(0), "Bytes of its files; 0 where they can't be read.")
     needed = required(whole(0), "Bytes of memory that it takes or would take, as far as is known.")

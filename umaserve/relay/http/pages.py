@@ -12,6 +12,7 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.exposition import PROMETHEUS
 from umaserve.dialects.anthropic import models as anthropic
 from umaserve.dialects.ollama import models as ollama
+from umaserve.dialects.openai import models as openai
 from umaserve.dialects.reference import document
 from umaserve.http.connection import JSON, HttpConnection, Serve
 from umaserve.relay.http.intake import ANTHROPIC_HEADER, Intake
@@ -55,6 +56,7 @@ class Pages:
         self._started_at = int(time.time())
         self._by_path = {
             MODELS: self._models,
+            "/models": self._models,
             "/api/tags": self._tags,
             "/api/ps": self._running,
             "/api/version": self._version,
@@ -75,8 +77,8 @@ class Pages:
     def _models(self, connection: HttpConnection, request: Request) -> None:
         models = self._visible(request)
         if request.header(ANTHROPIC_HEADER) is not None:
-            page = anthropic.page([anthropic.described(model, self._started_at) for model in models], request.query)
-            connection.respond(200, [JSON], page)
+            all_ = [self._described_by_anthropic(model) for model in models]
+            connection.respond(200, [JSON], anthropic.page(all_, request.query))
             return
         data = [self._described(model) for model in models]
         connection.respond(200, [JSON], orjson.dumps({"object": "list", "data": data, "models": []}))
@@ -87,11 +89,18 @@ class Pages:
         model = self._intake.model_for(name, aliases=anthropics)
         if model is None or model not in self._visible(request):
             raise RequestError(Fault.NOT_FOUND, "model", f"expected one that {MODELS} lists, got {name[:64] or 'none'}")
-        found = anthropic.described(model, self._started_at) if anthropics else self._described(model)
+        found = self._described_by_anthropic(model) if anthropics else self._described(model)
         connection.respond(200, [JSON], orjson.dumps(found))
 
     def _described(self, model: str) -> dict[str, object]:
-        return {"id": model, "object": "model", "created": int(time.time()), "owned_by": self._provider}
+        of_openai = {"id": model, "object": "model", "created": int(time.time()), "owned_by": self._provider}
+        return of_openai | openai.context(self._pool.workers.context(model))
+
+    def _described_by_anthropic(self, model: str) -> dict[str, object]:
+        return anthropic.described(model, self._started_at, self._pool.workers.context(model))
+
+    def _contexts(self, request: Request) -> dict[str, int]:
+        return {model: self._pool.workers.context(model) for model in self._visible(request)}
 
     def _visible(self, request: Request) -> Sequence[str]:
         """The models that the request's key may use."""
@@ -99,10 +108,10 @@ class Pages:
         return self._accounts.visible(self._key_of(request), models) if self._accounts else models
 
     def _tags(self, connection: HttpConnection, request: Request) -> None:
-        connection.respond(200, [JSON], ollama.tags_of(self._visible(request), self._started_at))
+        connection.respond(200, [JSON], ollama.tags_of(self._contexts(request), self._started_at))
 
     def _running(self, connection: HttpConnection, request: Request) -> None:
-        connection.respond(200, [JSON], ollama.running_of(self._visible(request)))
+        connection.respond(200, [JSON], ollama.running_of(self._contexts(request)))
 
     def _version(self, connection: HttpConnection, _request: Request) -> None:
         connection.respond(200, [JSON], ollama.version())

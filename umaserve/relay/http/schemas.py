@@ -37,6 +37,11 @@ class Model(Declared):
     object_ = required(const("model"))
     created = required(whole(), "Now, in seconds since 1970.")
     owned_by = required(string(), "The provider of the workers.")
+    context_length = omittable(
+        whole(1), "Tokens that prompt and answer may have together at each of its workers, as far as they say."
+    )
+    max_model_len = omittable(whole(1), "As context_length.")
+    max_tokens = omittable(whole(1), "As context_length.")
 
 
 class Health(Declared):
@@ -88,6 +93,9 @@ class OllamaModel(Declared):
     modified_at = omittable(string())
     expires_at = omittable(string())
     size_vram = omittable(const(0))
+    context_length = omittable(
+        whole(1), "Tokens that prompt and answer may have together at each of its workers, as far as they say."
+    )
 
 
 class ResponseRequest(Request):
@@ -121,6 +129,8 @@ class AnthropicModel(Declared):
     display_name = required(string())
     created_at = required(string(format="date-time"), "When the relay started.")
     lifecycle = omittable(const("active"))
+    max_input_tokens = omittable(whole(1), "As context_length in OpenAI's form.")
+    max_tokens = omittable(whole(1), "As max_input_tokens.")
 
 
 class AnthropicModels(Declared):

@@ -169,7 +169,7 @@ class WorkerLink:
                 self._pool.report(worker, message.current_load)
             case ModelsUpdate():
                 models, _warnings = accepted_models(message.models, self._limits.models)
-                self._pool.update(worker, models, message.current_load)
+                self._pool.update(worker, models, message.current_load, message.contexts)
             case WorkerError():
                 about = {"worker": worker.id, "request": message.request_id, "code": message.code}
                 fields = about | {"error": message.message[:MAX_LOGGED]}
@@ -195,6 +195,7 @@ class WorkerLink:
             message.current_load or 0,
             features,
             message.instance or "",
+            message.contexts,
         )
         self._worker = worker
         self.send(RegisterAck(worker.id, models, message.protocol_version, warnings, tuple(features)))

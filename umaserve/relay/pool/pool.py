@@ -22,7 +22,7 @@ The rules, and why:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from umaserve.relay.pool.in_flight import InFlight
@@ -171,19 +171,22 @@ class Pool:
         load: int,
         features: Iterable[str],
         instance: str = "",
+        contexts: Mapping[str, int] | None = None,
     ) -> Worker:
         """Register a new worker. It gets requests from ``activate`` on, to be called after its acknowledgement was
         sent."""
-        return self.workers.new(link, name, models, max_concurrent, load, features, instance)
+        return self.workers.new(link, name, models, max_concurrent, load, features, instance, contexts or {})
 
     def activate(self, worker: Worker) -> None:
         worker.elsewhere = self.elsewhere.of(worker.instance)
         self.workers.add(worker)
         self._serve_queue(worker)
 
-    def update(self, worker: Worker, models: Sequence[str], load: int) -> None:
-        """Take the worker's new models and its load. Requests in flight continue."""
-        self.workers.change(worker, models)
+    def update(
+        self, worker: Worker, models: Sequence[str], load: int, contexts: Mapping[str, int] | None = None
+    ) -> None:
+        """Take the worker's new models, its load and its models' ``contexts``. Requests in flight continue."""
+        self.workers.change(worker, models, contexts or {})
         self.report(worker, load)
 
     def report(self, worker: Worker, load: int) -> None:

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import math
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from umaserve.relay.pool.request import RelayedRequest
 from umaserve.relay.pool.worker import ANY_MODEL, Link, Worker
@@ -61,10 +61,12 @@ class Registry:
         load: int,
         features: Iterable[str],
         instance: str,
+        contexts: Mapping[str, int],
     ) -> Worker:
         """A worker with a new id; it must be added by ``add``."""
         self.note(models)
-        return Worker(self._new_id(), name, link, models, max_concurrent, frozenset(features), load, instance)
+        of_all = frozenset(features)
+        return Worker(self._new_id(), name, link, models, max_concurrent, of_all, load, instance, contexts=contexts)
 
     def add(self, worker: Worker) -> None:
         self._workers[worker.id] = worker
@@ -85,9 +87,10 @@ class Registry:
             self.changes += 1
             self._dismiss(worker)
 
-    def change(self, worker: Worker, models: Sequence[str]) -> None:
-        """Set the models that the worker now has."""
+    def change(self, worker: Worker, models: Sequence[str], contexts: Mapping[str, int]) -> None:
+        """Set the models that the worker now has, and their ``contexts``."""
         self.note(models)
+        worker.contexts = contexts
         if worker in self:
             self._dismiss(worker)
             worker.models = models
@@ -126,6 +129,12 @@ class Registry:
             found = dict.fromkeys(model for worker in self._workers.values() for model in worker.models)
             self._models = [model for model in found if model != ANY_MODEL]
         return self._models
+
+    def context(self, model: str) -> int:
+        """Tokens that prompt and answer may have together at each worker that has the model, as far as they say; 0
+        where none does."""
+        told = (worker.contexts.get(model, 0) for worker in self._workers.values() if model in worker.models)
+        return min(filter(None, told), default=0)
 
     def only_model(self) -> str | None:
         """The only model there is, also while its workers are disconnected; ``None`` if there are several or none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -48,6 +48,8 @@ class Worker:
     in_flight: dict[str, RelayedRequest] = field(default_factory=dict)
     cancelled: dict[str, Timer] = field(default_factory=dict)
     """Cancelled requests that still occupy a slot, by id."""
+    contexts: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of prompt and answer together by the names of models, where the worker says so."""
     place: str = ""
     """Name of the worker, or one made of it where several have the same: no other worker's, but the same after a
     restart."""
