@@ -1448,6 +1448,32 @@ def test_a_model_that_was_never_loaded_tells_the_context_of_its_settings_and_the
     assert "meta" not in told
 
 
+def test_codex_is_told_the_context_by_each_name() -> None:
+    several = [
+        listed(MODEL_INFO, aliases=("a",), takes=("image", "audio")),
+        listed(MODEL_INFO, name="large-2", default=False, context_tokens=0),
+    ]
+    assert json.loads(models(several, 0, LIMITS_OF_LIST))["models"] == []
+    told = json.loads(models(several, 0, LIMITS_OF_LIST, {"client_version": "0.169.0"}))["models"]
+    assert [(one["slug"], one["context_window"], one["input_modalities"]) for one in told] == [
+        ("small-1", 4096, ["text", "image"]),
+        ("a", 4096, ["text", "image"]),
+        ("default", 4096, ["text", "image"]),
+        ("large-2", None, ["text"]),
+    ]
+    assert [one["priority"] for one in told] == [0, 1, 2, 3]
+    # Without any of these, it refuses the whole list.
+    required = {"slug", "display_name", "supported_reasoning_levels", "shell_type", "visibility", "supported_in_api"}
+    required |= {
+        "priority",
+        "base_instructions",
+        "support_verbosity",
+        "truncation_policy",
+        "supports_parallel_tool_calls",
+    }
+    assert required | {"experimental_supported_tools", "supports_reasoning_summaries"} <= told[0].keys()
+
+
 def test_a_context_that_nobody_knows_is_not_told() -> None:
     unknown = listed(MODEL_INFO, state=ModelState.UNLOADED, info=None, context_tokens=0)
     told = json.loads(model(unknown, 0, LIMITS_OF_LIST))

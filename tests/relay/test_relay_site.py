@@ -264,6 +264,9 @@ def test_the_context_is_what_every_worker_takes(relay: Relay) -> None:
     other = relay.worker("b", "a", contexts={"a": 4096, "b": 1024})
     assert contexts() == [4096, 1024]
     assert client.ask("GET", "/v1/models/a").json["context_length"] == 4096
+    of_codex = client.ask("GET", "/v1/models?client_version=1").json["models"]
+    assert [(one["slug"], one["context_window"]) for one in of_codex] == [("a", 4096), ("b", 1024)]
+    assert client.ask("GET", "/v1/models").json["models"] == []
     other.send({"type": "models_update", "models": ["a"], "current_load": 0, "contexts": {"a": 16384}})
     one.send({"type": "models_update", "models": ["a"], "current_load": 0})
     listed = [{"id": "a", "context_length": 16384}]

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import orjson
 
 from umaserve.core.events import ListedModel, ModelState
+from umaserve.core.model_names import DEFAULT
 from umaserve.dialects.content import MAX_MEDIA
+from umaserve.dialects.openai import codex
 from umaserve.dialects.parameters import RequestLimits
 
 _STATUS = {ModelState.LOADED: "loaded", ModelState.LOADING: "loading"}
 """llama-server's words for all states but its "unloaded"."""
 
 
-def models(all_: Sequence[ListedModel], created: int, limits: RequestLimits) -> bytes:
+def models(all_: Sequence[ListedModel], created: int, limits: RequestLimits, query: Container[str] = ()) -> bytes:
     """The body of ``GET /v1/models``; ``created`` in seconds since 1970."""
-    told = {"message_bytes": limits.max_message_bytes, "media": MAX_MEDIA}
-    # Codex reads ``models``: without it an error, and what it is told there replaces its own instructions.
     return orjson.dumps(
-        {"object": "list", "data": [_model(one, created, limits) for one in all_], "models": [], "limits": told}
+        {
+            "object": "list",
+            "data": [_model(one, created, limits) for one in all_],
+            "models": codex.models(_names(all_)) if codex.ASKS in query else [],
+            "limits": {"message_bytes": limits.max_message_bytes, "media": MAX_MEDIA},
+        }
     )
+
+
+def _names(all_: Sequence[ListedModel]) -> Iterator[tuple[str, int, Sequence[str]]]:
+    """Each name that a request may have, with the model's context and what it takes."""
+    for one in all_:
+        for name in (one.name, *one.aliases, *([DEFAULT] if one.default else ())):
+            yield name, one.context_tokens, one.takes or ()
 
 
 def model(one: ListedModel, created: int, limits: RequestLimits) -> bytes:

@@ -282,8 +282,8 @@ class Model(Declared):
     status = required(_Status)
     context_length = omittable(
         whole(1),
-        "Tokens that prompt and answer may have together. For a model that was never loaded, the smaller of the setting "
-        "and what the model was trained with, if memory has room for it; absent where neither is known.",
+        "Tokens that prompt and answer may have together. For a model that was never loaded, the smaller of the"
+        " setting and what the model was trained with, if memory has room for it; absent where neither is known.",
     )
     max_model_len = omittable(whole(1), "As context_length.")
     max_tokens = omittable(whole(1), "Tokens of the longest answer: --max-tokens, or as context_length.")
@@ -310,10 +310,20 @@ class _Limits(Declared):
     media = required(whole(1), "Images, recordings and films of one conversation.")
 
 
+class CodexModel(Declared, also={"additionalProperties": True}):
+    """What Codex wants to know of a model."""
+
+    slug = required(string())
+    context_window = nullable(whole(1), "As context_length.")
+    base_instructions = required(string(), "They take the place of Codex's own.")
+
+
 class Models(Declared):
     object_ = required(const("list"))
     data = required(array(Model))
-    models = required(value(type="array", maxItems=0), "Always empty: Codex expects the field.")
+    models = required(
+        array(CodexModel), "For Codex, which asks with client_version, the names that requests may have. Else empty."
+    )
     limits = required(_Limits, "What a request may have at most.")
 
 

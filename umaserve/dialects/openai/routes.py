@@ -72,8 +72,8 @@ def _count(body: bytes, facts: Facts) -> Asked:
     return ask(query, lambda answer: orjson.dumps({"input_tokens": answer.tokens}), query.request.model)
 
 
-def _models(facts: Facts, _request: Request) -> tuple[int, str, bytes]:
-    return 200, JSON, models.models(facts.models(), facts.started_at, facts.limits)
+def _models(facts: Facts, request: Request) -> tuple[int, str, bytes]:
+    return 200, JSON, models.models(facts.models(), facts.started_at, facts.limits, request.query)
 
 
 def _model(facts: Facts, request: Request) -> tuple[int, str, bytes]:

@@ -12,6 +12,7 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.exposition import PROMETHEUS
 from umaserve.dialects.anthropic import models as anthropic
 from umaserve.dialects.ollama import models as ollama
+from umaserve.dialects.openai import codex
 from umaserve.dialects.openai import models as openai
 from umaserve.dialects.reference import document
 from umaserve.http.connection import JSON, HttpConnection, Serve
@@ -81,7 +82,9 @@ class Pages:
             connection.respond(200, [JSON], anthropic.page(all_, request.query))
             return
         data = [self._described(model) for model in models]
-        connection.respond(200, [JSON], orjson.dumps({"object": "list", "data": data, "models": []}))
+        of_codex = codex.models((model, self._pool.workers.context(model), ()) for model in models)
+        told = {"object": "list", "data": data, "models": of_codex if codex.ASKS in request.query else []}
+        connection.respond(200, [JSON], orjson.dumps(told))
 
     def _model(self, connection: HttpConnection, request: Request) -> None:
         name = request.path.removeprefix(f"{MODELS}/")

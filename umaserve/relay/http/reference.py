@@ -258,8 +258,8 @@ REFERENCE = Reference(
             "listModels",
             "List the models of the connected workers",
             (
-                "Also at /models. With the header anthropic-version, the reply has the form of Anthropic's API, a page at "
-                "a time (limit, before_id, after_id)."
+                "Also at /models. With the header anthropic-version, the reply has the form of Anthropic's API, a page"
+                " at a time (limit, before_id, after_id)."
             ),
             tag="relay",
             replies={"200": Reply("OK", json=any_of(ModelList, AnthropicModels))},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from umaserve.dialects.openai.reply_schemas import CodexModel
 from umaserve.wire.declared import (
     Declared,
     any_of,
@@ -170,7 +171,7 @@ class TranscribeBody(Declared):
 class ModelList(Declared):
     object_ = required(const("list"))
     data = required(array(Model))
-    models = required(value(type="array", maxItems=0), "Always empty: Codex expects the field.")
+    models = required(array(CodexModel), "For Codex, which asks with client_version. Else empty.")
 
 
 class OllamaTagsReply(Declared):
