@@ -95,5 +95,5 @@ def test_bash_completes(made: Path, before: str, typed: str, completed: list[str
 
 
 def test_fish_says_what_a_flag_does_in_a_few_words(made: Path) -> None:
-    found = said("fish", "-c", 'source $argv[1]; complete -C "umaserve --n-c"', made / "completions" / "umaserve.fish")
+    found = said("fish", "-c", 'source $argv[1]; complete -C "umaserve --n-ct"', made / "completions" / "umaserve.fish")
     assert found == "--n-ctx\tKV cells for all sequences together\n"

@@ -713,3 +713,74 @@ def test_a_client_that_leaves_cancels_what_it_asked_for(world: HttpWorld) -> Non
     world.client.close()
     world.turn()
     assert not list(running())
+
+
+# What operators change.
+
+
+def asked_of_operators(
+    path: str, body: Any = None, peer: str = "ip:127.0.0.1", **info: Any
+) -> tuple[HttpWorld, int, Any]:
+    world = HttpWorld(peer)
+    served = replace(world.engine.info, **info)
+    world.services.models.info = lambda _name, _caller: served  # type: ignore[method-assign]
+    world.send(post(path, body))
+    received = world.received()
+    world.close()
+    return world, int(received.split()[1]), orjson.loads(received.partition(b"\r\n\r\n")[2])
+
+
+def test_what_is_cached_is_erased() -> None:
+    world, status, reply = asked_of_operators("/slots/0?action=erase")
+    assert (status, reply) == (200, {"id_slot": 0, "n_erased": 7})
+    assert world.services.models.moved == [("erase", "stand-in")]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/slots/0?action=save", 501, "action: there is no save: what is computed is found again by its text"),
+        ("/slots/0?action=restore", 501, "action: there is no restore: what is computed is found again by its text"),
+        ("/slots/0?action=burn", 400, 'action: expected "erase" or "save" or "restore", got "burn"'),
+        ("/slots/0", 400, 'action: expected "erase" or "save" or "restore", got ""'),
+        ("/slots/99?action=erase", 400, "id: expected a number from 0 to "),
+        ("/slots/-1?action=erase", 400, "id: expected a number from 0 to "),
+        ("/slots/..%2Fx?action=save", 400, "id: expected a number from 0 to "),
+        ("/props", 501, "props: no property can be changed: say with each request what it needs"),
+    ],
+)
+def test_what_operators_cannot_do(path: str, status: int, said: str) -> None:
+    world, found, reply = asked_of_operators(path)
+    assert (found, reply["error"]["message"][: len(said)]) == (status, said)
+    assert world.services.models.moved == []
+
+
+@pytest.mark.parametrize("path", ["/slots/0?action=erase", "/lora-adapters", "/props"])
+def test_others_change_nothing(path: str) -> None:
+    world, status, _reply = asked_of_operators(path, [], peer="ip:10.0.0.7")
+    assert status == 403
+    assert world.services.models.moved == []
+    assert world.services.models.scales is None
+
+
+def test_scales_of_adapters_are_set() -> None:
+    wanted = [{"id": 1, "scale": 0.5}, {"id": 0, "scale": 0}]
+    world, status, reply = asked_of_operators("/lora-adapters", wanted, adapters=("a", "b", "c"))
+    assert (status, reply) == (200, {"success": True})
+    assert world.services.models.scales == (("b", 0.5),)
+    listed = orjson.loads(lora_adapters(replace(INFO, adapters=("a", "b")), world.services.models.scales))
+    assert [(one["id"], one["scale"]) for one in listed] == [(0, 0.0), (1, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "body: expected an array of adapters, got an object"),
+        ([{"id": 3}], "body[0].id: expected a number below 2, got 3"),
+        ([{"id": 0, "scale": 11}], "body[0].scale: expected a number from -10 to 10, got 11"),
+    ],
+)
+def test_scales_that_are_refused(body: Any, said: str) -> None:
+    world, status, reply = asked_of_operators("/lora-adapters", body, adapters=("a", "b"))
+    assert (status, reply["error"]["message"]) == (400, said)
+    assert world.services.models.scales is None

@@ -52,6 +52,7 @@ DIFFERENCES: dict[str, str] = {
         "each model tells its context"
     ),
     "/v1/models.*/required": "the context is told of models that were never loaded, too",
+    "/lora-adapters/get/.*/properties/scale/": "operators may set it",
     "/v1/messages.*/properties/tool_choice/": "the type tool comes with a name",
 }
 """What differs, by a pattern of its place in the document, and why."""

@@ -251,6 +251,28 @@ def test_unknown_names_are_refused_where_names_are_strict(new_world: NewWorld) -
     world.ask("code")
 
 
+def test_adapters_that_an_operator_sets_are_those_of_requests_that_name_none(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB}, code={"aliases": ("second",)})
+    before = world.ask("code")
+    world.models.set_adapters("second", (("a", 0.5),))
+    assert (world.models.adapters("code"), world.models.adapters("chat")) == ((("a", 0.5),), None)
+    own = Generate("r", "hi", 3, model="code", lora=(("b", 1.0),))
+    named = world.models.start(own, Client().outputs.append, CALLER, world.loop.now())
+    later, other = world.ask("code"), world.ask("chat")
+    adapters = [session.request.lora for session in (before.session, named, later.session, other.session)]
+    assert adapters == [None, (("b", 1.0),), (("a", 0.5),), None]
+    for set_ in (lambda: world.models.set_adapters("gpt", ()), lambda: world.models.adapters("gpt")):
+        with pytest.raises(RequestError, match="model"):
+            set_()
+
+
+def test_what_a_model_has_cached_is_erased(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
+    assert world.models.erase_cached("code") == 0, "it is not loaded"
+    with pytest.raises(RequestError, match="model"):
+        world.models.erase_cached("gpt")
+
+
 KEYED = Caller("openai", "ip:192.0.2.1", "alice", models=("second", "not there"))
 """A caller whose key may use one of two models, which is named by an alias."""
 

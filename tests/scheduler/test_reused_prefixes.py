@@ -35,6 +35,28 @@ def starts(world: SchedulerWorld, client: Client) -> list[int]:
     return [run.start for run in runs[begin : end + 1]]
 
 
+@pytest.mark.parametrize(
+    "capacity", [KEEPING, KEEPING | {"cached_cells": 1, "host_bytes": 20_000}], ids=["cells", "host"]
+)
+def test_what_is_erased_is_computed_again(capacity: dict[str, int]) -> None:
+    world = SchedulerWorld(**capacity)
+    prompt = SYSTEM + "first"
+    first = world.arrive(prompt)
+    running = world.arrive("somebody else", max_tokens=60)
+    world.turn_until(lambda: first.end)
+    where = "host_cache_bytes" if "host_bytes" in capacity else "kv_cells_cached"
+    world.turn_until(lambda: world.scheduler.snapshot()[where])
+    assert world.scheduler.erase_cached() >= len(prompt)
+    again = world.arrive(prompt)
+    world.turn_until(lambda: again.end)
+    assert reused(again) == 0
+    assert again.text == again.expected
+    world.finish()
+    assert running.text == running.expected
+    assert world.scheduler.erase_cached() > 0
+    assert world.scheduler.erase_cached() == 0
+
+
 def test_a_prompt_is_computed_from_where_it_differs_from_an_earlier_one() -> None:
     world = SchedulerWorld(**KEEPING)
     first = world.arrive(SYSTEM + "first")

@@ -62,6 +62,9 @@ _LOADING = _Loading(
     info=lambda _name, _caller: None,
     load=lambda _name: None,
     unload=lambda _name: None,
+    erase_cached=lambda _name: 0,
+    set_adapters=lambda _name, _scales: None,
+    adapters=lambda _name: None,
     listed=lambda _caller: [replace(listed(MODEL_INFO), state=ModelState.LOADING, info=None)],
 )
 """What services need of ``models.registry.Models``, while the model loads."""

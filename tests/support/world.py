@@ -56,7 +56,8 @@ class StandInModels:
     def __init__(self, world: DaemonWorld) -> None:
         self._world = world
         self.moved: list[tuple[str, str]] = []
-        """What was to be loaded or unloaded, and its name."""
+        """What was to be loaded, unloaded or erased, and its name."""
+        self.scales: tuple[tuple[str, float], ...] | None = None
         sessions = world.sessions
         self.start, self.take_over, self.admit = sessions.start, sessions.take_over, sessions.admit
         self.running, self.totals = sessions.running, sessions.totals
@@ -66,6 +67,16 @@ class StandInModels:
 
     def unload(self, name: str) -> None:
         self.moved.append(("unload", name))
+
+    def erase_cached(self, name: str) -> int:
+        self.moved.append(("erase", name))
+        return 7
+
+    def set_adapters(self, _name: str, scales: tuple[tuple[str, float], ...]) -> None:
+        self.scales = scales
+
+    def adapters(self, _name: str) -> tuple[tuple[str, float], ...] | None:
+        return self.scales
 
     @property
     def draining(self) -> bool:

@@ -47,6 +47,14 @@ class Facts:
     """Has the model of that name loaded. Raises ``RequestError`` where there is none, or it can't be."""
     unload: Callable[[str], None]
     """Has the model of that name unloaded. Raises ``RequestError`` where there is none, or it can't be."""
+    erase_cached: Callable[[str], int]
+    """Drops all sequences that the model of that name has cached in memory; returns how many tokens they held. Raises
+    ``RequestError`` where there is none."""
+    set_adapters: Callable[[str, tuple[tuple[str, float], ...]], None]
+    """Sets the adapters, with their scales, of requests for the model of that name that name none. Raises
+    ``RequestError`` where there is none."""
+    adapters: Callable[[str], tuple[tuple[str, float], ...] | None]
+    """The adapters that were set so; ``None``: all of the model's, at 1."""
     voice: VoiceInfo | None
     """The daemon's voice; ``None`` if it has none."""
     new_id: Callable[[str], str]

@@ -90,6 +90,11 @@ class HostCache:
             if key <= self._settled and tokens:
                 yield key, scope, tokens
 
+    @property
+    def saved_tokens(self) -> int:
+        """Tokens of all sequences, together."""
+        return sum(len(self._prefixes.held(key)[1]) for key in self._ring)
+
     def match(self, scope: str, tokens: Sequence[int]) -> Match | None:
         """The saved sequence with the longest usable prefix of ``tokens``."""
         return self._prefixes.match(scope, tokens, entire=self._entire)

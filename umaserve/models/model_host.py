@@ -21,7 +21,7 @@ from umaserve.models.residency_snapshot import State
 from umaserve.remote.process import End
 from umaserve.scheduler.crash_isolation import count_loss
 from umaserve.scheduler.questions import Question, too_many_questions
-from umaserve.sessions.engine_api import Engine, EngineLost
+from umaserve.sessions.engine_api import Adapters, Engine, EngineLost
 from umaserve.sessions.manager import SessionManager
 from umaserve.sessions.session import Session
 from umaserve.sessions.waiting import Why, held_by
@@ -63,6 +63,8 @@ class ModelHost:
         self._crashes = 0
         self._generated = 0
         """Tokens generated, without those of the present engine."""
+        self.adapters: Adapters | None = None
+        """Adapters of requests that name none, each with its scale, as an operator has set them; ``None``: all at 1."""
         self.last_used_at = -math.inf
         """When it had work last, as far as was looked."""
         self._seen = 0

@@ -29,6 +29,7 @@ from umaserve.scheduler.questions import Question
 from umaserve.sessions.admission import Admission
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.content_filter import ContentFilter
+from umaserve.sessions.engine_api import Adapters
 from umaserve.sessions.manager import SessionManager, Totals
 from umaserve.sessions.resumed import Resumed
 from umaserve.sessions.session import Session, Sink
@@ -171,6 +172,8 @@ class Models:
         except RequestError as error:
             self.default.sessions.refuse(request, caller, now if arrived_at is None else arrived_at, error)
             raise
+        if request.lora is None and host.adapters is not None:
+            request = replace(request, lora=host.adapters)
         return host.sessions.start(request, sink, caller, now, admitted=admitted, arrived_at=arrived_at)
 
     def take_over(self, request: Generate, begun: Resumed, sink: Sink, caller: Caller, now: float) -> Session:
@@ -265,6 +268,20 @@ class Models:
         have it loaded again. Raises ``RequestError`` as ``load``."""
         self._named(name).unload_by_operator()
         self.schedule_replan()
+
+    def erase_cached(self, name: str) -> int:
+        """Drop what the model of this name has cached, as ``Scheduler.erase_cached``. Raises ``RequestError``."""
+        loaded = self._named(name).loaded
+        return 0 if loaded is None else loaded.scheduler.erase_cached()
+
+    def set_adapters(self, name: str, scales: Adapters) -> None:
+        """Have requests for the model of this name use these adapters, unless they name their own. Raises
+        ``RequestError``."""
+        self._named(name).adapters = scales
+
+    def adapters(self, name: str) -> Adapters | None:
+        """Scales that ``set_adapters`` has set; ``None``: all at 1. Raises ``RequestError``."""
+        return self._named(name).adapters
 
     def _named(self, name: str) -> ModelHost:
         spec = self._catalogue.find(name)

@@ -209,6 +209,12 @@ class Scheduler:
         self._slots.forget_cached()
         self._compute.submit(self._engine.shed, lambda _result: None)
 
+    def erase_cached(self) -> int:
+        """Drop all cached sequences in the cells and in host memory; returns how many tokens they held."""
+        tokens = self._slots.cached_cells + (0 if self._slots.host is None else self._slots.host.saved_tokens)
+        self._slots.forget_cached()
+        return tokens
+
     # -- a tick: plan, submit ------------------------------------------------------------------------------------
 
     def _submit(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from umaserve.dialects.llama_server.reply_schemas import (
     Controlled,
+    Erased,
     LoraAdapter,
     Moved,
     NativeAnswer,
@@ -19,6 +20,7 @@ from umaserve.dialects.llama_server.reply_schemas import (
     Tokens,
 )
 from umaserve.dialects.llama_server.schemas import (
+    Adapter,
     ControlRequest,
     DetokenizeRequest,
     InfillRequest,
@@ -203,9 +205,37 @@ REFERENCE = Reference(
         ("GET", "/lora-adapters"): Operation(
             "loraAdapters",
             "List the LoRA adapters",
-            "Each request sets its own scales: lora in its body.",
+            "With the scales for requests without lora in their body.",
             parameters=(_MODEL,),
             replies=_ok(array(LoraAdapter)),
+        ),
+        ("POST", "/lora-adapters"): Operation(
+            "scaleLoraAdapters",
+            "Set the scales of the LoRA adapters",
+            "For operators. They hold for requests that begin later without lora in their body, until the daemon ends. "
+            "Adapters that are not named get 0.",
+            parameters=(_MODEL,),
+            body=Body(array(Adapter), {"plain": []}),
+            replies=_ok(Moved),
+        ),
+        ("POST", "/slots/{id}"): Operation(
+            "eraseSlot",
+            "Erase what is cached",
+            "For operators. erase drops the computed prompts that the model has in memory, of all clients: they belong "
+            "to no slot, and so any number stands for all. Those on disk (--kv-cache) stay. save and restore are "
+            "answered with 501: what was computed is found again by its text.",
+            parameters=(
+                Parameter("id", "path", about="A slot's number."),
+                Parameter("action", "query", about="erase."),
+                _MODEL,
+            ),
+            replies=_ok(Erased),
+        ),
+        ("POST", "/props"): Operation(
+            "setProps",
+            "Change nothing",
+            "For operators. Refused with 501, as by llama-server without --props.",
+            replies=_ok(Moved),
         ),
         ("POST", "/rerank"): Operation(
             "rerank",

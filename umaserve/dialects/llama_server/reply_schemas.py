@@ -156,6 +156,11 @@ class Moved(Declared):
     success = required(const(True))
 
 
+class Erased(Declared):
+    id_slot = required(whole())
+    n_erased = required(whole(), "Tokens of the sequences that were cached.")
+
+
 class Controlled(Declared):
     success = required(boolean())
     message = omittable(string(), "Why it was none.")
@@ -190,7 +195,7 @@ class LoraAdapter(Declared):
     id = required(whole(), "By which lora in a body of /completion may name it.")
     name_ = required(string())
     path = required(const(""))
-    scale = required(const(1))
+    scale = required(number())
     task_name = omittable(const(""))
     prompt_prefix = omittable(const(""))
 

@@ -106,7 +106,7 @@ def _in_our_words(fields: Fields, adapters: Sequence[str]) -> dict[str, Any]:
     if values.get("json_schema") == {}:
         values["json_schema"] = {"type": "object"}
     if isinstance(values.get("lora"), list):
-        values["lora"] = _adapters(values["lora"], adapters)
+        values["lora"] = named_adapters(values["lora"], adapters, "lora")
     return values
 
 
@@ -122,10 +122,10 @@ def _without_media(prompt: object) -> object:
     return prompt.get("prompt_string")
 
 
-def _adapters(value: list[Any], names: Sequence[str]) -> dict[str, float]:
-    """``lora`` as an object of names and scales; in llama-server adapters have numbers."""
+def named_adapters(value: list[Any], names: Sequence[str], path: str) -> dict[str, float]:
+    """An array of adapters at ``path`` as an object of names and scales; in llama-server adapters have numbers."""
     chosen: dict[str, float] = {}
-    for adapter in ADAPTERS.read(value, "lora"):
+    for adapter in ADAPTERS.read(value, path):
         if adapter.id >= len(names):
             known = f"a number below {len(names)}" if names else "no adapters, since the server has none"
             raise out_of_range(adapter.name("id"), known, adapter.id)

@@ -8,7 +8,7 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import ModelInfo
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import JSON, Asked, EngineQuestion, HttpDialect, OperatorsPage, Page, Route, TextReply, ask
-from umaserve.dialects.llama_server.adapters import lora_adapters
+from umaserve.dialects.llama_server.adapters import lora_adapters, read_scales
 from umaserve.dialects.llama_server.completions import NativeBody
 from umaserve.dialects.llama_server.control import control
 from umaserve.dialects.llama_server.embeddings import embedding_result, parse_embedding
@@ -19,7 +19,7 @@ from umaserve.dialects.llama_server.reference import REFERENCE
 from umaserve.dialects.llama_server.requests import infill_request
 from umaserve.dialects.llama_server.rerank import parse_rerank, rerank_result
 from umaserve.dialects.llama_server.schemas import DetokenizeRequest, NativeEmbeddingRequest, TokenizeRequest
-from umaserve.dialects.llama_server.slots import slots
+from umaserve.dialects.llama_server.slots import slot_action, slots
 from umaserve.dialects.llama_server.template import apply_template_result, parse_apply_template
 from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
 from umaserve.dialects.parameters import json_body, model_name
@@ -54,6 +54,21 @@ def _rerank(body: bytes, facts: Facts) -> Asked:
 def _slots(info: ModelInfo, facts: Facts, request: Request) -> bytes:
     running = [answer for answer in facts.running() if answer.model == info.name]
     return slots(info, running, wants_idle=bool(request.query.get("fail_on_no_slot")))
+
+
+def _slot_action(info: ModelInfo, facts: Facts, request: Request) -> bytes:
+    slot, action = request.path.rpartition("/")[2], request.query.get("action", "")
+    return slot_action(info, slot, action, lambda: facts.erase_cached(info.name))
+
+
+def _set_adapters(info: ModelInfo, facts: Facts, request: Request) -> bytes:
+    facts.set_adapters(info.name, read_scales(request.body, info))
+    return SUCCESS
+
+
+def _set_props(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
+    problem = "no property can be changed: say with each request what it needs"
+    raise RequestError(Fault.NOT_SUPPORTED, "props", problem)
 
 
 def _load(facts: Facts, request: Request) -> tuple[int, str, bytes]:
@@ -91,6 +106,10 @@ def _page_of_model(make: Callable[[ModelInfo, Facts, Request], bytes]) -> Page:
     return Page(page)
 
 
+def _operators_page_of_model(make: Callable[[ModelInfo, Facts, Request], bytes]) -> OperatorsPage:
+    return OperatorsPage(_page_of_model(make).make)
+
+
 DIALECT = HttpDialect(
     "llama-server",
     {
@@ -105,8 +124,17 @@ DIALECT = HttpDialect(
         "/models/load": Route("POST", OperatorsPage(_load), operators=True),
         "/models/unload": Route("POST", OperatorsPage(_unload), operators=True),
         "/slots": Route("GET", _page_of_model(_slots), operators=True),
-        "/lora-adapters": Route("GET", _page_of_model(lambda info, *_about: lora_adapters(info))),
-        "/props": Route("GET", _page_of_model(lambda info, *_about: props(info))),
+        "/slots/{id}": Route("POST", _operators_page_of_model(_slot_action), operators=True),
+        "/lora-adapters": Route(
+            "GET",
+            _page_of_model(lambda info, facts, _request: lora_adapters(info, facts.adapters(info.name))),
+            also=Route("POST", _operators_page_of_model(_set_adapters), operators=True),
+        ),
+        "/props": Route(
+            "GET",
+            _page_of_model(lambda info, *_about: props(info)),
+            also=Route("POST", OperatorsPage(_set_props), operators=True),
+        ),
     },
     ERRORS,
     REFERENCE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -12,6 +12,7 @@ from umaserve.core.events import ModelInfo
 from umaserve.dialects.facts import RunningAnswer
 from umaserve.dialects.llama_server.requests import NativeRequest
 from umaserve.dialects.llama_server.settings import generation_settings
+from umaserve.wire.fields import out_of_range
 
 _ITS_OWN = ("stop", "logit_bias", "grammar", "grammar_triggers", "preserved_tokens", "dry_sequence_breakers")
 """Settings with a client's texts, or that llama-server doesn't list here."""
@@ -24,6 +25,22 @@ def slots(info: ModelInfo, running: Sequence[RunningAnswer], *, wants_idle: bool
         raise RequestError(Fault.QUEUE_FULL, "slots", "no slot is idle; try again later", retry_after_s=1)
     idle = [None] * (info.parallel - len(running))
     return orjson.dumps([_slot(at, answer, info.context_tokens) for at, answer in enumerate([*running, *idle])])
+
+
+def slot_action(info: ModelInfo, slot: str, action: str, erase: Callable[[], int]) -> bytes:
+    """Do what ``POST /slots/{id}`` asks for; raises ``RequestError``. Answers move between slots, so what is cached
+    belongs to none: any slot's number stands for all."""
+    if not (slot.isdecimal() and int(slot) < info.parallel):
+        raise out_of_range("id", f"a number from 0 to {info.parallel - 1}", f'"{slot[:32]}"')
+    if action == "erase":
+        return orjson.dumps({"id_slot": int(slot), "n_erased": erase()})
+    if action not in ("save", "restore"):
+        raise out_of_range("action", '"erase" or "save" or "restore"', f'"{action[:32]}"')
+    problem = (
+        f"there is no {action}: what is computed is found again by its text, and kept on disk with --kv-cache; send "
+        "the prompt once more"
+    )
+    raise RequestError(Fault.NOT_SUPPORTED, "action", problem)
 
 
 def _slot(at: int, answer: RunningAnswer | None, context_tokens: int) -> dict[str, Any]:
