@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from umaserve.core.errors import Fault, ModelNotFound, RequestError, model_not_granted
 from umaserve.core.events import ListedModel, ModelInfo, ModelState
