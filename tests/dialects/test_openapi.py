@@ -219,7 +219,7 @@ def test_refusals_are_as_described(http: httpx.Client, path: str, request_: dict
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_body_that_is_too_large_is_refused_as_described(daemon: Daemon, path: str):
-    config = Config()
+    config = Config().sized(0)
     most = config.max_chat_bytes if path in WITH_MEDIA or path in FORMS else config.max_frame_bytes
     kind = "multipart/form-data; boundary=b" if path in FORMS else "application/json"
     with Http(daemon.http) as wire:

@@ -71,7 +71,7 @@ _LOADING = _Loading(
 
 
 def dialects(**settings: Any) -> list[HttpDialect]:
-    services = SimpleNamespace(config=Config(**settings), models=_LOADING, leaving=lambda: False, stuck=dict)
+    services = SimpleNamespace(config=Config(**settings).sized(0), models=_LOADING, leaving=lambda: False, stuck=dict)
     return [*DIALECTS, own_pages(cast("Services", services))]
 
 
@@ -86,7 +86,7 @@ def aliases() -> dict[str, str]:
 def facts(**settings: Any) -> Facts:
     """Of a daemon whose model loads, and which has no voice."""
     about = SimpleNamespace(
-        config=Config(**settings),
+        config=Config(**settings).sized(0),
         speech=SimpleNamespace(voice=None),
         ref_audio=None,
         models=_LOADING,
