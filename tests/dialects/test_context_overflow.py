@@ -112,7 +112,7 @@ def test_codex_finds_the_code_before_a_stream_and_in_it(begun: bool) -> None:
         status, content, _headers = reply.error(TOO_LONG)
         assert (status, json.loads(content)["error"]["code"]) == (400, "context_length_exceeded")
         return
-    [failed] = [reply.frame(data) for data in reply.fail(0, TOO_LONG)]
-    event, data = failed.decode().splitlines()[:2]
-    assert event == "event: response.failed"
-    assert json.loads(data.removeprefix("data: "))["response"]["error"]["code"] == "context_length_exceeded"
+    stream = b"".join(map(reply.frame, reply.fail(0, TOO_LONG)))
+    event = json.loads(stream.decode().rpartition("data: ")[2])
+    assert event["type"] == "response.failed"
+    assert event["response"]["error"]["code"] == "context_length_exceeded"
