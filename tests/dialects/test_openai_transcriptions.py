@@ -201,7 +201,7 @@ def test_a_transcript_longer_than_speech_can_be_is_answered_as_far_as_it_came() 
     body.send(0, TOKENS[0])
     body.send(0, Finished(FinishReason.LENGTH, usage))
     assert json.loads(body.result())["text"] == "It"
-    with pytest.raises(RequestError, match="is cut"):
+    with pytest.raises(RequestError, match="is truncated"):
         body.send(0, Finished(FinishReason.LENGTH, replace(usage, reasoning_tokens=11)))
 
 

@@ -230,7 +230,7 @@ def test_a_response_in_the_background_is_polled(relay: Relay) -> None:
     request = worker.request()
     assert json.loads(request["body"]).keys() == {"model", "input", "metadata"}
     refused = relay.client().post(PATH, json.dumps({"input": "x", "previous_response_id": first["id"]}).encode())
-    assert "goes on in the background" in refused.receive().error["message"]
+    assert "still runs in the background" in refused.receive().error["message"]
     worker.complete(request, body=response(metadata={"a": "b"}))
     whole = ended(relay, first["id"])
     assert whole == json.loads(response()) | {
