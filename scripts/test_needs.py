@@ -41,7 +41,7 @@ EXTRAS = {
 }
 NEEDS = {module: extra for extra, modules in EXTRAS.items() for module in modules.split()}
 # A test that has to do with a daemon starts one, which computes.
-NEEDS |= {"minilm": "minilm", "llama_cpp": "llama.cpp", "daemon": "llama.cpp"}
+NEEDS |= {"minilm": "minilm", "llama_cpp": "llama.cpp", "daemon": "llama.cpp", "coding_agents": "agents"}
 _AT_THE_TOP = re.compile(r"^from ([\w.]+) import (\([^)]*\)|.*)|^import ([\w.]+)", re.MULTILINE)
 _LATER = re.compile(r"""^ +(?:from|import) (\w+)|importorskip\("(\w+)""", re.MULTILINE)
 _FOLDER = re.compile(r'Path\(sys\.prefix\) / "([\w.-]+)"')

@@ -194,7 +194,19 @@ def test_the_readme_begins_with_the_packages_that_are_asked_for() -> None:
 
 @pytest.mark.parametrize(
     "script",
-    ["bare-venv", "compiler", "picture", "reference", "run", "test", "test-newcomer", "test-quick", "venv", "wheels"],
+    [
+        "agents",
+        "bare-venv",
+        "compiler",
+        "picture",
+        "reference",
+        "run",
+        "test",
+        "test-newcomer",
+        "test-quick",
+        "venv",
+        "wheels",
+    ],
 )
 def test_scripts_are_of_the_standard_shell(script: str) -> None:
     checked = subprocess.run(["sh", "-n", ROOT / "scripts" / script], capture_output=True, text=True)
