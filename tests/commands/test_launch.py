@@ -152,7 +152,11 @@ def test_codex_reads_its_arguments_as_toml(daemon: tuple[type[_Daemon], str]) ->
     assert config["model"] == "it's"
     assert config["model_context_window"] == 32768
     assert config["model_providers"][config["model_provider"]]["base_url"] == f"{url}/v1"
-    assert started["variables"][config["model_providers"]["umaserve"]["env_key"]] == "none"
+    auth = config["model_providers"]["umaserve"]["auth"]
+    key = subprocess.run(
+        [auth["command"], *auth["args"]], env=started["variables"] | {"PATH": "/usr/bin:/bin"}, capture_output=True
+    )
+    assert key.stdout == b"none\n"
 
 
 def test_a_context_that_the_first_request_nearly_fills_is_told(daemon: tuple[type[_Daemon], str]) -> None:

@@ -36,6 +36,7 @@ SHOWN = {
     "openssl rand -hex 32 > secret": ['"role":"assistant"'],
     "openssl rand -hex 32 > token": ['"key":'],
     "mkdir models": ['"finish_reason":"length"', "unloaded"],
+    "umaserve launch claude --print": ["export ANTHROPIC_BASE_URL=http://127", "(?m)^claude$"],
     "import json": ["'operation': 'modify'", "'type': 'completion'"],
     "curl -N http://127.0.0.1:8080/v1/generate": ['"type":"token"', '"type":"completion"'],
 }
@@ -46,7 +47,8 @@ def elsewhere(text: str, folder: Path, daemon: str = "") -> str:
     """The block with sockets in ``folder``, the HTTP address of a daemon in place of the usual one, and for what it
     starts itself ports that nobody has."""
     if daemon:
-        text = text.replace("127.0.0.1:8080", daemon).replace("umaserve chat ", f"umaserve chat --url http://{daemon} ")
+        text = text.replace("127.0.0.1:8080", daemon)
+        text = re.sub(r"umaserve (chat|launch) ", rf"umaserve \1 --url http://{daemon} ", text)
     text = text.replace("/tmp/uma-", f"{folder}/uma-")
     ports = sorted(set(re.findall(r":(8\d{3})\b", text)))
     for port, free in zip(ports, free_ports(len(ports)), strict=True):

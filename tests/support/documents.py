@@ -21,6 +21,11 @@ NOT_RUN = {
     "scripts/wheels    # into dist/, for the image": "needs podman and a registry of images",
     "pip install openai websockets    # for the examples in Python": "needs Python's registry",
     "useradd --system --user-group --no-create-home --shell /usr/sbin/nologin umaserve": "needs root and systemd",
+    "umaserve launch claude": "needs the agent; test_e2e_agents runs it",
+    "umaserve launch codex": "needs the agent; test_e2e_agents runs it",
+    "umaserve launch opencode": "needs the agent; test_e2e_agents runs it",
+    "umaserve launch qwen": "needs the agent; test_e2e_agents runs it",
+    "umaserve launch aider -- hello.py": "needs the agent, which has 700 MB; test_launch starts a stand-in",
 }
 """By the first line of a block that no test runs: why."""
 

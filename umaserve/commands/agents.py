@@ -54,7 +54,7 @@ class Agent(NamedTuple):
     installed_by: str
     """Command that installs it."""
     first_turn_tokens: int
-    """About so many tokens are in its first request; 0 where it depends on the repository alone."""
+    """The most tokens that were seen in its first request; 0 where they depend on the repository alone."""
     setup: Callable[[Served, Path], Setup]
     """What it needs, with its files in a folder of its own."""
 
@@ -72,7 +72,7 @@ def _claude(served: Served, folder: Path) -> Setup:
             "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(CLAUDE_PATIENCE_MS),
             "API_TIMEOUT_MS": str(PATIENCE_MS),
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            # It differs with each request, and stands before all else: nothing behind it would be reused.
+            # A line with its version, before all else: after an update, nothing behind it would be reused.
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         },
         unset=("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"),
@@ -89,12 +89,14 @@ def _codex(served: Served, folder: Path) -> Setup:
         f"{provider}.name": "umaserve",
         f"{provider}.base_url": f"{served.url}/v1",
         f"{provider}.wire_api": "responses",
-        f"{provider}.env_key": KEY,
+        # By a command for the key, rather than its variable alone: Codex then asks for the models and their contexts.
+        f"{provider}.auth.command": "printenv",
+        f"{provider}.auth.args": [KEY],
         f"{provider}.stream_idle_timeout_ms": PATIENCE_MS,
         "check_for_update_on_startup": False,
         "analytics.enabled": False,
     }
-    # JSON's texts, numbers and truth values are TOML's.
+    # JSON's texts, numbers, truth values and lists are TOML's.
     arguments = [part for name, value in values.items() for part in ("-c", f"{name}={json.dumps(value)}")]
     return Setup({"CODEX_HOME": str(folder), KEY: served.key}, arguments=arguments)
 

@@ -101,8 +101,8 @@ def _say_what_starts(agent: Agent, served: Served) -> None:
         file=sys.stderr,
     )
     if served.context_tokens < 2 * agent.first_turn_tokens:
-        advice = "start the daemon with a larger --n-ctx"
-        first = f"its first request has about {agent.first_turn_tokens:,} tokens"
+        advice = "choose a model that was trained for more, or a larger --n-ctx"
+        first = f"its first request may have {agent.first_turn_tokens:,} tokens"
         print(f"umaserve: {first}, which leaves little room or none: {advice}", file=sys.stderr)
 
 
