@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from http_world import HttpWorld, post
 
 from umaserve.core.events import Prefilled, Token
-from umaserve.core.requests import EndThought, Modify
+from umaserve.core.requests import EndThought, Modify, Pause
 from umaserve.sessions.session import Hold, Session
 
 PATH = "/v1/chat/completions/control"
@@ -102,6 +103,14 @@ def test_nobody_else_steers_it(world: HttpWorld, action: str) -> None:
     assert not session.ended
     assert not session.holds
     assert commands(session, world) == []
+
+
+def test_nobody_steers_who_cannot_be_told_from_others(world: HttpWorld) -> None:
+    (session,) = started(world)
+    through_relay = world.services.facts(replace(session.caller, several=True))
+    assert through_relay.steer(session.request.id, lambda _request: Pause()) == 0
+    assert world.services.facts(session.caller).steer(session.request.id, lambda _request: Pause()) == 1
+    assert session.holds == {Hold.PAUSE}
 
 
 @pytest.mark.parametrize("given", ["chatcmpl", "-0", "chatcmpl-0", "x" * 256])

@@ -93,7 +93,7 @@ def _steer(
     models: Models, caller: Caller | None, request_id: str, command_of: Callable[[Generate], Steering | Cancel]
 ) -> int:
     """Implement ``Facts.steer``. Only the tenant that has begun a request may steer it."""
-    if caller is None:
+    if caller is None or caller.several:
         return 0
     own = (one for one in models.running() if (one.caller.dialect, one.caller.tenant) == ("openai", caller.tenant))
     found = [one for one in own if _is_of(one.request.id, request_id)]
