@@ -163,7 +163,7 @@ def test_a_conversation_of_responses_goes_on_through_the_relay(pair: tuple[Relay
         lambda: client.responses.retrieve(first.id),
         lambda: client.responses.create(**fields, input="x", previous_response_id=first.id),
     ):
-        with pytest.raises(openai.NotFoundError, match="that is still kept"):
+        with pytest.raises(openai.NotFoundError, match="that is still stored"):
             ask()
 
 
