@@ -16,7 +16,7 @@ import pytest
 from balancers import CONF, free_ports, replaced
 from daemon import ANSWER_S, CHAT_FAR_FROM_A_TIE, READY_S, Daemon
 
-LITELLM = Path(sys.prefix) / "pypi" / "bin" / "litellm"
+LITELLM = Path(os.environ.get("UMA_CLIENTS", sys.prefix)) / "pypi" / "bin" / "litellm"
 KEY = {"Authorization": "Bearer sk-" + 4 * "0123456789abcdef"}
 
 pytestmark = pytest.mark.skipif(

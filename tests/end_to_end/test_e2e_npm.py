@@ -17,7 +17,7 @@ import pytest
 from daemon import ANSWER_S, CHAT_FAR_FROM_A_TIE, Daemon
 
 SCRIPTS = Path(__file__).parent / "npm"
-INSTALLED = Path(sys.prefix) / "npm"
+INSTALLED = Path(os.environ.get("UMA_CLIENTS", sys.prefix)) / "npm"
 NODE = shutil.which("node")
 OLDEST_NODE = 20
 

@@ -16,7 +16,7 @@ import pytest
 from daemon import ANSWER_S, CHAT_FAR_FROM_A_TIE, Daemon
 
 SCRIPTS = Path(__file__).parent / "pypi"
-PYTHON = Path(sys.prefix) / "pypi" / "bin" / "python"
+PYTHON = Path(os.environ.get("UMA_CLIENTS", sys.prefix)) / "pypi" / "bin" / "python"
 MODEL = "SmolLM2-135M-Instruct.Q4_1"
 SCHEMA = {
     "type": "object",

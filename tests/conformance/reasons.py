@@ -1,0 +1,32 @@
+"""Why cases of others' suites fail or are left out: by a regular expression that finds its case and its message.
+
+The first that matches counts.
+"""
+
+from __future__ import annotations
+
+LANGCHAIN: dict[str, str] = {}
+
+_ORDER = (
+    r"additional properties are allowed|allOf: allOf: allOf|allOf with base schema|anyOf complex types|"
+    r"different property order|doesn't invalidate other properties|escaped characters: CRLF"
+)
+SCHEMAS = {
+    r"format: .*only an annotation": "By intent: a `format` that umaserve knows is enforced, not only noted.",
+    r"^oneOf: ": "By intent: `oneOf` is taken as `anyOf`, as others do; a grammar can't count the options that hold.",
+    r": float (zero|one|is|-2)|\[[01]\.0\] is valid|zero fractional": "By intent: a whole number is written without a "
+    "fraction. 1.0 would be valid as well, and no model has to write it.",
+    _ORDER: "By intent: properties come in the schema's order, and an object has no others unless the schema says so.",
+    r"expected a JSON schema, which is an object": "`true` and `false` in place of a schema say nothing of an answer.",
+    r"\$ref: expected a reference within|Resource '": "References to other documents, `$id` and `$anchor` are not "
+    "followed: the schema is all there is.",
+    r"expected to be absent": "Keywords that a grammar can't enforce are refused, with their path.",
+    r"Unsatisfiable": "No value satisfies the schema, which is refused before the first token.",
+    r"patternProperty regexes|Unimplemented keys|least common multiple": "llguidance, which follows the grammar, does "
+    "not have it, and the schema is refused.",
+}
+OLLAMA = {
+    r"model '.*' not found": "Ollama's library of models: an operator decides which models umaserve has, and a pull "
+    "of another one is refused.",
+    r"num_ctx: expected at most": "umaserve refuses a context larger than the daemon's in place of cutting the prompt.",
+}
