@@ -81,7 +81,7 @@ SUITES = [
     _npm("Vercel's ai", "ai", "vercels"),
     Suite(
         *("langchain-tests", ("langchain-tests", "langchain-openai", "langchain-anthropic", "langchain-ollama")),
-        *(("langchain_standard.py",), "client"),
+        *(("langchain_standard.py", "-o", "asyncio_mode=auto"), "client"),
         ("langchain-tests", "langchain-openai", "langchain-ollama", "langchain-anthropic"),
         LANGCHAIN,
     ),
