@@ -73,7 +73,7 @@ DEFAULTS: dict[str, Any] = {
     "rate_requests": 0.0,
     "rate_tokens": 0.0,
     "memory_reserve": 67108864,
-    "host_cache_bytes": 268435456,
+    "host_cache_bytes": AUTO,
     "kv_cache": "",
     "kv_cache_bytes": 8589934592,
     "media_cache_bytes": 268435456,

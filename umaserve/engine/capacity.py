@@ -11,6 +11,7 @@ from umaserve.engine.llama.model import Model
 from umaserve.engine.loading import on_cpu
 from umaserve.sessions.engine_api import Capacity, SavedBytes
 from umaserve.settings.daemon import Config
+from umaserve.settings.kinds import AUTO
 
 KEPT_ON_CPU = 16
 """Divisor for the cells of cached prefixes on a CPU: they may take 1/16 of the KV cells where there is no host memory
@@ -48,6 +49,15 @@ def capacity_of(
         divisions=model.divisions() if model.parts else [],
         keeps=keeps,
     )
+
+
+def host_cache_bytes(model: Model, config: Config, saved: SavedBytes, available: int) -> int:
+    """Most bytes of host memory for computed sequences. ``available``: bytes of memory that the box has left."""
+    if config.host_cache_bytes != AUTO:
+        return config.host_cache_bytes
+    # An agent's conversation, and one beside it: with less, each turn would compute all of it anew.
+    two = 2 * saved.of(min(model.n_ctx, model.n_ctx_train))
+    return max(config.least_host_cache_bytes, min(two, available // 4))
 
 
 def max_draft_tokens(model: Model, config: Config) -> int:

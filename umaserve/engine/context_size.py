@@ -65,7 +65,7 @@ def settle(
 
 def _fitting(config: Config, model: needs.Needs, others: int, available: int) -> int:
     """The cells for which there is room, if what they take is in proportion to their number."""
-    left = available * needs.AMPLE_SHARE - config.host_cache_bytes - others - (model.total - model.cells)
+    left = available * needs.AMPLE_SHARE - config.least_host_cache_bytes - others - (model.total - model.cells)
     rooms = ((left * SHARE, model.cells), (model.gpu_room, model.gpu_cells))
     share = min((room / taken for room, taken in rooms if taken), default=1.0)
     return model.n_ctx if share >= 1.0 else max(0, int(model.n_ctx * share) // _ROUNDED_TO * _ROUNDED_TO)

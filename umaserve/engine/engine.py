@@ -18,7 +18,7 @@ from umaserve.core.events import Logprobs
 from umaserve.core.queries import Answer, Embed, Embedded, Query
 from umaserve.core.requests import Generate
 from umaserve.core.tool_call_format import THINK_TAGS
-from umaserve.engine.capacity import capacity_of, lacks_of, limit_kept_states, max_draft_tokens
+from umaserve.engine.capacity import capacity_of, host_cache_bytes, lacks_of, limit_kept_states, max_draft_tokens
 from umaserve.engine.files.disk import open_disk
 from umaserve.engine.last_words import Begins, ignore_begin
 from umaserve.engine.llama.adapters import LoraAdapters
@@ -51,6 +51,7 @@ from umaserve.sessions.engine_api import (
 )
 from umaserve.sessions.kv_operations import Divide, Move, Release
 from umaserve.settings.daemon import Config
+from umaserve.system.memory import available_bytes
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,9 @@ class LlamaEngine:
             begins("model", config.draft_model)
             self._drafter = Drafter(config, model, lambda _fraction: True)
             begins("model", model.path)
-        host_bytes = config.host_cache_bytes if model.memory else 0
+        caches = bool(model.memory and config.host_cache_bytes)
+        saved = saved_bytes(model, self._batch) if caches else SavedBytes()
+        host_bytes = host_cache_bytes(model, config, saved, available_bytes()) if caches else 0
         self._cells = Cells(model, host_bytes)
         if model.parts and not self._cells.fit_parts(self._batch):
             log.warning(
@@ -89,7 +92,6 @@ class LlamaEngine:
                 " streams slower"
             )
             model.divide(0)
-        saved = saved_bytes(model, self._batch) if host_bytes else SavedBytes()
         self._disk = open_disk(model, config, self._adapters.files, self._cells, saved)
         drafts, keeps = self._drafter is not None, self._disk is not None
         self.capacity = capacity_of(model, config, host_bytes, saved, drafts=drafts, keeps=keeps)

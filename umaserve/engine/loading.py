@@ -52,7 +52,7 @@ def load_model(
 def is_parted(config: Config) -> bool:
     """Whether the KV cells are to be divided. Without host memory, cached prefixes need cells that nobody else waits
     for."""
-    return on_cpu(config) and config.host_cache_bytes > 0
+    return on_cpu(config) and config.host_cache_bytes != 0
 
 
 def on_cpu(config: Config) -> bool:

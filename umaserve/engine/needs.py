@@ -132,13 +132,13 @@ def judge(path: str, config: Config, needs: Needs, others: int, available: int) 
     if total > available:
         raise TooLarge(f"{found}: {_remedy(config, needs, total - available)}", total)
     if not is_ample(total, config, available):
-        cache = f", and --host-cache-bytes lets it take {config.host_cache_bytes >> 20} more"
-        log.warning("memory may run short. %s%s", found, cache if config.host_cache_bytes >> 20 else "")
+        cache = f", and --host-cache-bytes lets it take {config.least_host_cache_bytes >> 20} more"
+        log.warning("memory may run short. %s%s", found, cache if config.least_host_cache_bytes >> 20 else "")
 
 
 def is_ample(total: int, config: Config, available: int) -> bool:
     """Whether the memory that is ``available`` leaves enough beside a model that takes ``total`` bytes."""
-    return total + config.host_cache_bytes <= available * AMPLE_SHARE
+    return total + config.least_host_cache_bytes <= available * AMPLE_SHARE
 
 
 def _remedy(config: Config, needs: Needs, missing: int) -> str:

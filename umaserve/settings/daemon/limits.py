@@ -111,15 +111,18 @@ class Limits:
         about="Requests are refused while the machine has less free memory than this, 0 to 1024GiB. 0: never.",
     )
     host_cache_bytes: int = setting(
-        256 * MIB,
-        size(0, TIB),
+        AUTO,
+        or_auto(size(0, TIB)),
         "limits",
-        "host memory for computed prompts that the KV cache has no room for; 0: off, and without a GPU little is kept",
+        "host memory for computed prompts that the KV cache has no room for; 0: off, and without a GPU little is kept; "
+        "auto: 256MiB, or two prompts as long as the context",
         about="Host memory for computed prompts that the KV cache has no room for, 0 (off) to 1TiB. A prompt that "
         "begins like one of them loads it instead of computing it, which is some hundred times faster; so does "
         "preempted background work. The memory is taken when it is needed, and given back when the machine runs "
         "short. Without it, little of what ended requests have computed is kept where the processor computes: "
-        "the attention of every stream there reads all cells in use.",
+        "the attention of every stream there reads all cells in use.\n"
+        '"auto": 256MiB, or as much as two prompts take that fill the context, if that is more and no more than a quarter '
+        "of the memory that is available at the start.",
     )
     kv_cache: str = setting(
         "",
@@ -162,3 +165,8 @@ class Limits:
         "file of regular expressions, one per line, that neither prompts nor answers may match; empty: none",
         about="File of regular expressions, one per line, that neither prompts nor answers may match. Empty: none.",
     )
+
+    @property
+    def least_host_cache_bytes(self) -> int:
+        """What host_cache_bytes is at least, before the model is loaded by which "auto" is chosen."""
+        return 256 * MIB if self.host_cache_bytes == AUTO else self.host_cache_bytes
