@@ -59,7 +59,7 @@ class ModelSpec:
     """The context that the model was trained with; 0 where its file doesn't say."""
 
     def of_file(self, other: ModelSpec) -> ModelSpec:
-        """This model with what the file of ``other`` tells."""
+        """Model of these settings, with what the file of ``other`` tells."""
         return replace(
             self,
             size_bytes=other.size_bytes,
@@ -245,7 +245,7 @@ def _with_file_name(spec: ModelSpec, all_: Sequence[ModelSpec]) -> ModelSpec:
 
 
 def _of_file(file: str) -> Mapping[str, Any]:
-    """What the (first) file of a model tells of it, as fields of ``ModelSpec``."""
+    """Fields of ``ModelSpec`` that the (first) file of a model tells."""
     try:
         size = model_files.size_of(file)
     except OSError:

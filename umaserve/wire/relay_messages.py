@@ -34,7 +34,7 @@ class ModelsUpdate:
     models: tuple[str, ...]
     current_load: int
     contexts: Mapping[str, int] | None = None
-    """As in ``Register``."""
+    """Tokens of each model's context, as in ``Register``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class Config(Logging, Relay, Models, Engine, Targets, Limits, Http, Serving):
             link.check_worker_secret(self.worker_secret, self.worker_secret_file)
 
     def sized(self, context_tokens: int) -> Self:
-        """These settings with numbers for limits that follow from the longest context; 0: nobody knows it."""
+        """Settings with numbers for the limits that follow from the longest context, in tokens; 0: unknown."""
         prompt, frame = self.max_prompt_bytes, self.max_frame_bytes
         if prompt == AUTO:
             prompt = min(max(256 * KIB, BYTES_OF_A_TOKEN * context_tokens), GIB if frame == AUTO else frame)
