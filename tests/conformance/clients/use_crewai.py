@@ -1,7 +1,5 @@
 """CrewAI's language model, by OpenAI's API."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import pytest
