@@ -121,7 +121,7 @@ class Limits:
         "preempted background work. The memory is taken when it is needed, and given back when the machine runs "
         "short. Without it, little of what ended requests have computed is kept where the processor computes: "
         "the attention of every stream there reads all cells in use.\n"
-        '"auto": 256MiB, or as much as two prompts take that fill the context, if that is more; at most a quarter of the '
+        '"auto": 256MiB, or as much as two prompts that fill the context, if that is more; at most a quarter of the '
         "memory that is available at the start.",
     )
     kv_cache: str = setting(
