@@ -183,6 +183,13 @@ def test_the_blocks_of_a_user():
     assert turn.attachments == (Attachment(1, Image("QUJD", "messages[0].content[1].source.data")),)
 
 
+def test_results_of_tools_stand_in_the_order_of_their_calls():
+    calls = [{"type": "tool_use", "id": id_, "name": "f", "input": {}} for id_ in "ab"]
+    results = [{"type": "tool_result", "tool_use_id": id_, "content": id_} for id_ in "xba"]
+    messages = [{"role": "assistant", "content": calls}, {"role": "user", "content": results}]
+    assert [turn.content for turn in request(messages=messages).prompt[1:]] == ["a", "b", "x"]
+
+
 def test_results_of_tools_are_turns_of_their_own():
     image = {"type": "image", "source": {"type": "base64", "data": "QUJD"}}
     blocks = [

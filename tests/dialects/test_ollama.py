@@ -358,7 +358,7 @@ def test_a_stream_ends_with_its_counts_and_times() -> None:
             "done": True,
             "done_reason": "stop",
             "total_duration": 3_000_000_000,
-            "load_duration": 0,
+            "load_duration": 500_000_000,
             "prompt_eval_count": 5,
             "prompt_eval_duration": 1_500_000_000,
             "eval_count": 3,

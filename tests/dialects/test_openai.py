@@ -287,6 +287,20 @@ def test_messages_become_turns(message: Wanted, turn: ChatTurn) -> None:
     assert turns(message) == (turn,)
 
 
+def test_results_of_tools_stand_in_the_order_of_their_calls() -> None:
+    def called(*ids: str) -> Wanted:
+        return {
+            "role": "assistant",
+            "tool_calls": [{"id": id_, "function": {"name": "f", "arguments": ""}} for id_ in ids],
+        }
+
+    def results(*ids: str) -> list[Wanted]:
+        return [{"role": "tool", "content": f"of {id_}", "tool_call_id": id_} for id_ in ids]
+
+    read = turns(called("a", "b"), *results("b", "a"), called("c", "a"), *results("a", "x", "c"))
+    assert [turn.content for turn in read] == ["", "of a", "of b", "", "of c", "of a", "of x"]
+
+
 @pytest.mark.parametrize(
     ("message", "expected"),
     [

@@ -51,6 +51,8 @@ DIFFERENCES: dict[str, str] = {
     "/v1/models.*/(context_length|max_model_len|max_tokens|max_input_tokens|n_ctx|n_ctx_train)(/|$)": (
         "each model tells its context"
     ),
+    "/v1/models.*/properties/models/(items|maxItems)": "entries for Codex, where there was an empty array",
+    f"/api/(pull|show)/{BODY}/": "Ollama's client in Go sends an empty model beside a name",
     "/v1/models.*/required": "the context is told of models that were never loaded, too",
     "/lora-adapters/get/.*/properties/scale/": "operators may set it",
     "/v1/messages.*/properties/tool_choice/": "the type tool comes with a name",

@@ -512,8 +512,8 @@ def test_a_conversation_of_all_items():
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "c", "annotations": []}]},
         {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"x": 1}'},
         {"type": "custom_tool_call", "call_id": "2", "name": "patch", "input": "d\n"},
-        {"type": "function_call_output", "call_id": "1", "output": "e"},
         {"type": "custom_tool_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "f"}]},
+        {"type": "function_call_output", "call_id": "1", "output": "e"},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
         {"role": "user", "content": "g"},
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from umaserve.core.requests import Attachment, Audio, ChatTurn, Image, Media, Video
@@ -82,3 +82,24 @@ def check_media(turns: Sequence[ChatTurn], field: str) -> None:
     n = sum(len(turn.attachments) for turn in turns)
     if n > MAX_MEDIA:
         raise out_of_range(field, f"at most {MAX_MEDIA} images, sounds and videos in all", n)
+
+
+def in_order_of_calls(turns: Iterable[ChatTurn]) -> list[ChatTurn]:
+    """``turns`` with the results of calls in the order of their calls. Many chat templates write no ids, so that a
+    model knows only by the order which result is whose; agents send them as they come."""
+    ordered: list[ChatTurn] = []
+    results: list[ChatTurn] = []
+    places: dict[str | None, int] = {}
+    for turn in turns:
+        if turn.role == "tool":
+            results.append(turn)
+            continue
+        ordered += _sorted(results, places)
+        results = []
+        places = {call.id: place for place, call in enumerate(turn.tool_calls)}
+        ordered.append(turn)
+    return ordered + _sorted(results, places)
+
+
+def _sorted(results: Sequence[ChatTurn], places: Mapping[str | None, int]) -> list[ChatTurn]:
+    return sorted(results, key=lambda result: places.get(result.tool_call_id, len(places)))

@@ -15,7 +15,7 @@ from umaserve.dialects.anthropic.schemas import (
     AnthropicToolUse,
     AnthropicUserMessage,
 )
-from umaserve.dialects.content import check_media, joined, turn_bytes
+from umaserve.dialects.content import check_media, in_order_of_calls, joined, turn_bytes
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
 from umaserve.wire.declared import Declared
 
@@ -41,7 +41,7 @@ def turns(given: AnthropicConversation, limits: RequestLimits) -> tuple[ChatTurn
     path = given.name("messages")
     check_prompt_bytes(sum(map(turn_bytes, read)), limits, path)
     check_media(read, path)
-    return tuple(read)
+    return tuple(in_order_of_calls(read))
 
 
 def _system(given: str | Sequence[AnthropicText]) -> Iterable[ChatTurn]:

@@ -160,7 +160,8 @@ class _TextBody(ABC):
                 "done": True,
                 "done_reason": FINISH_REASONS[end.reason],
                 "total_duration": nanoseconds(timing.total_s),
-                "load_duration": 0,
+                # Until the model could begin: its loading, and the queue.
+                "load_duration": nanoseconds(timing.started_s),
                 "prompt_eval_count": end.usage.prompt_tokens,
                 "prompt_eval_duration": nanoseconds(first_token_s - timing.started_s),
                 "eval_count": n_tokens,

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.requests import Audio, ChatTurn, Image, Media, Tool, ToolCall
-from umaserve.dialects.content import check_media, joined, turn_bytes
+from umaserve.dialects.content import check_media, in_order_of_calls, joined, turn_bytes
 from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
 from umaserve.dialects.openai import schemas
 from umaserve.dialects.openai.schemas import (
@@ -35,7 +35,7 @@ NO_PARAMETERS = '{"type":"object","properties":{}}'
 
 def turns(given: ChatRequest, limits: RequestLimits) -> tuple[ChatTurn, ...]:
     """The messages; raises ``RequestError`` if one is invalid or together they are too long."""
-    read = tuple(map(_turn, given.messages))
+    read = tuple(in_order_of_calls(map(_turn, given.messages)))
     check_prompt_bytes(sum(map(turn_bytes, read)), limits, given.name("messages"))
     check_media(read, given.name("messages"))
     return read

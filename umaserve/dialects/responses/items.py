@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from umaserve.core.requests import Attachment, ChatTurn, Image, Media, ToolCall
-from umaserve.dialects.content import check_media, joined, turn_bytes
+from umaserve.dialects.content import check_media, in_order_of_calls, joined, turn_bytes
 from umaserve.dialects.openai.turns import BETWEEN, recording
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
 from umaserve.dialects.responses.custom_input import custom_arguments
@@ -48,7 +48,7 @@ def turns(instructions: str, items: Sequence[Fields], limits: RequestLimits) -> 
     read += answer.take()
     check_prompt_bytes(sum(map(turn_bytes, read)), limits, "input")
     check_media(read, "input")
-    return tuple(_with_one_system(read))
+    return tuple(in_order_of_calls(_with_one_system(read)))
 
 
 def sealed(thoughts: str) -> str:
