@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 
 from umaserve.core.requests import Attachment, ChatTurn, Image, Media, ToolCall
 from umaserve.dialects.content import check_media, in_order_of_calls, joined, turn_bytes
+from umaserve.dialects.custom_tools import custom_arguments
 from umaserve.dialects.openai.turns import BETWEEN, recording
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
-from umaserve.dialects.responses.custom_input import custom_arguments
 from umaserve.dialects.responses.schemas import (
     ResponseAssistantMessage,
     ResponseCallOutput,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from umaserve.chat_format.tool_calls import CallPiece, ToolCallParser
-from umaserve.dialects.responses.custom_input import CustomInput
+from umaserve.dialects.custom_tools import CustomInput
 from umaserve.dialects.responses.items import sealed
 from umaserve.dialects.responses.tools import OfferedTool, shown_name
 

@@ -10,10 +10,10 @@ import orjson
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.requests import Grammar, Syntax, Tool
+from umaserve.dialects.custom_tools import CUSTOM_INPUT
 from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES, MAX_SCHEMA_BYTES
 from umaserve.dialects.openai.turns import NO_PARAMETERS
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
-from umaserve.dialects.responses.custom_input import CUSTOM_INPUT
 from umaserve.dialects.responses.schemas import (
     ResponseAllowedTools,
     ResponseCustomTool,
