@@ -221,13 +221,14 @@ Prompt = str | tuple[ChatTurn, ...] | TokenIds | MixedText | Infill
 class Tool:
     """A function that the model may call. ``parameters`` is its arguments' JSON schema as JSON text; ``bound`` is what
     its only argument, a text, has to match (Lark or a regular expression). ``strict``: a call follows all of its
-    schema, and one that no grammar can enforce is refused."""
+    schema, and one that no grammar can enforce is refused. ``custom``: clients get that text instead of arguments."""
 
     name: str
     description: str
     parameters: str
     bound: Grammar | None = None
     strict: bool = False
+    custom: bool = False
 
 
 SoundFormat = Literal["mp3", "opus", "aac", "flac"]

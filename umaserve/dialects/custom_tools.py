@@ -1,16 +1,28 @@
-"""The input of a custom tool: one text for clients, and for the model the only argument of a function."""
+"""Custom tools of OpenAI's APIs: their input is one text for clients, and for the model a function's only argument."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 
 import orjson
 
-CUSTOM_INPUT = "input"
-"""The name of the argument."""
+from umaserve.core.requests import Grammar, Syntax, Tool
+from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
+from umaserve.dialects.schemas import ToolGrammar
+from umaserve.wire.fields import out_of_range
 
-_BEGINNING = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
+_INPUT = "input"
+"""The name of the argument."""
+_SCHEMA = {
+    "type": "object",
+    "properties": {_INPUT: {"type": "string"}},
+    "required": [_INPUT],
+    "additionalProperties": False,
+}
+_ONE_TEXT = orjson.dumps(_SCHEMA).decode()
+_BEGINNING = re.compile(rf'\s*\{{\s*"{_INPUT}"\s*:\s*"')
 _CHARACTERS = re.compile(
     r"""
     (?: [^"\\] | \\["\\/bfnrt]
@@ -23,9 +35,27 @@ _CHARACTERS = re.compile(
 """Characters of a JSON string, as far as they are complete."""
 
 
+def custom_tool(name: str, description: str, given: ToolGrammar | None) -> Tool:
+    """The function that the model sees. ``given``: what its input has to match, which the description tells."""
+    if given is None:
+        return Tool(name, description, _ONE_TEXT, custom=True)
+    bound = Grammar(Syntax(given.syntax), given.definition, given.name("definition"))
+    kind = "Lark grammar" if bound.syntax is Syntax.LARK else "regular expression"
+    told = f"Its {_INPUT} is a text that matches this {kind}:\n{bound.text}"
+    return Tool(name, f"{description}\n\n{told}" if description else told, _ONE_TEXT, bound, custom=True)
+
+
+def grammar_bytes(tools: Iterable[Tool], path: str) -> int:
+    """The bytes of the grammars of all ``tools``; raises ``RequestError`` if they are too many."""
+    n_bytes = sum(len(tool.bound.text.encode()) for tool in tools if tool.bound is not None)
+    if n_bytes > MAX_GRAMMAR_BYTES:
+        raise out_of_range(path, f"grammars of at most {MAX_GRAMMAR_BYTES} bytes in all", f"{n_bytes} bytes")
+    return n_bytes
+
+
 def custom_arguments(text: str) -> str:
     """The arguments of a custom tool's call, as the model writes them."""
-    return orjson.dumps({CUSTOM_INPUT: text}).decode()
+    return orjson.dumps({_INPUT: text}).decode()
 
 
 class CustomInput:
@@ -55,5 +85,5 @@ class CustomInput:
         Where there is no such text in them, they are the text themselves."""
         if self._begun or not whole:
             return ""
-        value = orjson.loads(self._rest).get(CUSTOM_INPUT)
+        value = orjson.loads(self._rest).get(_INPUT)
         return value if isinstance(value, str) else self._rest

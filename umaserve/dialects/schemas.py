@@ -8,7 +8,7 @@ from typing import Any
 from umaserve.core import requests
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.requests import ADAPTIVE_P, SAMPLERS, Priority
-from umaserve.dialects.grammars import CHOICES, GBNF, REGEX, SCHEMA, SCHEMA_OR_TEXT, STRUCTURED
+from umaserve.dialects.grammars import CHOICES, GBNF, MAX_GRAMMAR_BYTES, REGEX, SCHEMA, SCHEMA_OR_TEXT, STRUCTURED
 from umaserve.wire import fields
 from umaserve.wire.declared import (
     Declared,
@@ -82,6 +82,23 @@ ABOUT_STRICT = (
     "true: a schema with a keyword that no grammar can enforce is refused by its path. Otherwise such keywords are"
     " left out, with one line in the server's log."
 )
+ABOUT_TOOL_FORMAT = (
+    "The model gets the grammar in its prompt, and the input matches it: a regular expression in the syntax of Rust's"
+    " regex crate, without look-around, or Lark, without templates and imports other than those of common."
+)
+
+
+class ToolText(Declared):
+    """Format of a custom tool's input that may be any text."""
+
+    type = required(const("text"))
+
+
+class ToolGrammar(Declared):
+    """A grammar that a custom tool's input matches."""
+
+    syntax = required(choice("lark", "regex"))
+    definition = required(string(1, MAX_GRAMMAR_BYTES))
 
 
 def _tokens(given: Any, path: str) -> int:

@@ -123,7 +123,7 @@ class OutputItems:
             self._answered, self._logprobs = True, []
             tool = self._tools[piece.name]
             call = {"call_id": piece.id, **shown_name(tool)}
-            if tool.custom:
+            if tool.tool.custom:
                 yield from self._begin(piece.index, {"type": "custom_tool_call", **call, "input": ""})
             else:
                 yield from self._begin(piece.index, {"type": "function_call", **call, "arguments": ""})

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from umaserve.core.errors import Fault, RequestError
-from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES, MAX_SCHEMA_BYTES, SCHEMA
+from umaserve.dialects.grammars import MAX_SCHEMA_BYTES, SCHEMA
 from umaserve.dialects.openai.schemas import (
     ARGUMENTS,
     CALL_ID,
@@ -19,11 +19,14 @@ from umaserve.dialects.openai.schemas import (
 from umaserve.dialects.schemas import (
     ABOUT_MODEL,
     ABOUT_STRICT,
+    ABOUT_TOOL_FORMAT,
     MAX_ID_BYTES,
     Computation,
     Sampling,
     Targets,
     Thoughts,
+    ToolGrammar,
+    ToolText,
     object_text,
 )
 from umaserve.wire import fields
@@ -185,26 +188,15 @@ class ResponseFunctionTool(Declared):
     strict = optional(boolean(), ABOUT_STRICT)
 
 
-class _FreeText(Declared):
-    type = required(const("text"))
-
-
-class ResponseToolGrammar(Declared):
+class ResponseToolGrammar(ToolGrammar):
     type = required(const("grammar"))
-    syntax = required(choice("lark", "regex"))
-    definition = required(string(1, MAX_GRAMMAR_BYTES))
 
 
 class ResponseCustomTool(Declared):
     type = required(const("custom"))
     name_ = required(TOOL_NAME)
     description = optional(string())
-    format = optional(
-        by_type(_FreeText, ResponseToolGrammar),
-        "The model gets the grammar in its prompt, and the input matches it: a regular expression in the syntax of"
-        " Rust's regex "
-        "crate, without look-around, or Lark, without templates and imports other than those of common.",
-    )
+    format = optional(by_type(ToolText, ResponseToolGrammar), ABOUT_TOOL_FORMAT)
 
 
 class ResponseNamespace(Declared):

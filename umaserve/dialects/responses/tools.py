@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 
 from umaserve.core.errors import Fault, RequestError
-from umaserve.core.requests import Grammar, Syntax, Tool
-from umaserve.dialects.custom_tools import CUSTOM_INPUT
-from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES, MAX_SCHEMA_BYTES
+from umaserve.core.requests import Tool
+from umaserve.dialects.custom_tools import custom_tool, grammar_bytes
+from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
 from umaserve.dialects.openai.turns import NO_PARAMETERS
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
 from umaserve.dialects.responses.schemas import (
@@ -27,14 +27,6 @@ from umaserve.dialects.responses.schemas import (
 from umaserve.dialects.skipped_tools import log_ignored
 from umaserve.wire.fields import out_of_range
 
-_SCHEMA = {
-    "type": "object",
-    "properties": {CUSTOM_INPUT: {"type": "string"}},
-    "required": [CUSTOM_INPUT],
-    "additionalProperties": False,
-}
-_ONE_TEXT = orjson.dumps(_SCHEMA).decode()
-
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
@@ -43,8 +35,6 @@ class OfferedTool:
     tool: Tool
     name: str
     namespace: str | None
-    custom: bool
-    """Whether its input is one text instead of JSON arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +82,8 @@ def tools(given: ResponseOptions, limits: RequestLimits) -> tuple[tuple[OfferedT
             raise out_of_range(where, "a name that no other tool has", f'"{tool.tool.name}"')
         seen.add(tool.tool.name)
     # The schemas become a grammar, while the descriptions are only a part of the prompt.
-    bounds = [one.tool.bound.text for one in offered if one.tool.bound is not None]
     schemas = [part for one in offered for part in (one.tool.name, one.tool.parameters)]
-    if (n_bytes := sum(len(text.encode()) for text in bounds)) > MAX_GRAMMAR_BYTES:
-        raise out_of_range(path, f"grammars of at most {MAX_GRAMMAR_BYTES} bytes in all", f"{n_bytes} bytes")
-    n_bytes += sum(len(text.encode()) for text in schemas)
+    n_bytes = grammar_bytes((one.tool for one in offered), path) + sum(len(text.encode()) for text in schemas)
     if n_bytes > MAX_SCHEMA_BYTES:
         expected = f"names, schemas and grammars of at most {MAX_SCHEMA_BYTES} bytes in all"
         raise out_of_range(path, expected, f"{n_bytes} bytes")
@@ -129,7 +116,7 @@ def chosen_tools(given: ResponseOptions, offered: tuple[OfferedTool, ...]) -> To
 
 
 def _shown_choice(one: OfferedTool) -> dict[str, Any]:
-    return {"type": "custom" if one.custom else "function", **shown_name(one)}
+    return {"type": "custom" if one.tool.custom else "function", **shown_name(one)}
 
 
 def shown_name(one: OfferedTool) -> dict[str, Any]:
@@ -141,7 +128,7 @@ def _known(named: ResponseNamedTool, offered: Sequence[OfferedTool]) -> OfferedT
     """The tool in ``offered`` that is named; without a namespace also one of any."""
     wanted, namespace = (named.name_, named.type == "custom"), named.namespace
     for one in offered:
-        if (one.name, one.custom) == wanted and namespace in (None, one.namespace):
+        if (one.name, one.tool.custom) == wanted and namespace in (None, one.namespace):
             return one
     raise out_of_range(named.name("name"), "the name of one of the tools", f'"{wanted[0]}"')
 
@@ -162,32 +149,18 @@ def _tool(
 ) -> tuple[OfferedTool, dict[str, Any]]:
     """The tool, and what a response repeats of it."""
     name, description = given.name_, given.description or ""
-    in_all, custom = name_for_model(name, namespace), isinstance(given, ResponseCustomTool)
+    in_all = name_for_model(name, namespace)
     shown: dict[str, Any] = {"type": given.type, "name": name, "description": description}
     if isinstance(given, ResponseCustomTool):
-        bound, shown["format"] = _format(given)
-        description = "\n\n".join(filter(None, (description, _told(bound))))
-        tool = Tool(in_all, description, _ONE_TEXT, bound)
+        wanted = given.format
+        bound = wanted if isinstance(wanted, ResponseToolGrammar) else None
+        shown["format"] = {"type": "text"}
+        if bound is not None:
+            shown["format"] = {"type": "grammar", "syntax": bound.syntax, "definition": bound.definition}
+        tool = custom_tool(in_all, description, bound)
     else:
         parameters = given.parameters or NO_PARAMETERS
         shown |= {"parameters": orjson.Fragment(parameters), "strict": given.strict is not False}
         # OpenAI's service takes what can't be strict as if that was false, unless it is asked for.
         tool = Tool(in_all, description, parameters, strict=given.strict or False)
-    return OfferedTool(tool, name, namespace, custom), shown
-
-
-def _format(given: ResponseCustomTool) -> tuple[Grammar | None, dict[str, Any]]:
-    """The grammar that a custom tool's input has to match by its ``format``, and what is repeated of that."""
-    wanted = given.format
-    if not isinstance(wanted, ResponseToolGrammar):
-        return None, {"type": "text"}
-    bound = Grammar(Syntax(wanted.syntax), wanted.definition, wanted.name("definition"))
-    return bound, {"type": "grammar", "syntax": wanted.syntax, "definition": bound.text}
-
-
-def _told(bound: Grammar | None) -> str:
-    """The text that tells the model of the grammar."""
-    if bound is None:
-        return ""
-    kind = "Lark grammar" if bound.syntax is Syntax.LARK else "regular expression"
-    return f"Its {CUSTOM_INPUT} is a text that matches this {kind}:\n{bound.text}"
+    return OfferedTool(tool, name, namespace), shown
