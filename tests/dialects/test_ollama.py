@@ -253,6 +253,11 @@ def test_a_prompt_is_a_turn_or_raw() -> None:
         ({"messages": [{"role": "assistant", "thinking": 1}]}, "messages[0].thinking: expected a string, got a whole"),
         ({"messages": [{"role": "tool", "tool_name": 1}]}, "messages[0].tool_name: expected a string of at most 256"),
         ({"tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name: expected 1 to 64 letters"),
+        ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, 'tools[0].type: expected "function", got "custom"'),
+        (
+            {"tools": [WEATHER], "tool_choice": {"type": "custom", "custom": {"name": "weather"}}},
+            "tool_choice.custom.name: expected the name of one of the tools",
+        ),
         (
             {"tools": [WEATHER], "tool_choice": "any"},
             'tool_choice: expected "none" or "auto" or "required", got "any"',

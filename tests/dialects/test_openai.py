@@ -145,11 +145,26 @@ def completion_refusal(**wanted: Any) -> RequestError:
 
 
 def allowed(mode: str, *names: str) -> Wanted:
-    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [function(name) for name in names]}}
+    return allowed_of(mode, *map(function, names))
+
+
+def allowed_of(mode: str, *tools: Wanted) -> Wanted:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 def function(name: str, **more: Any) -> Wanted:
     return {"type": "function", "function": {"name": name, **more}}
+
+
+def custom(name: str, **more: Any) -> Wanted:
+    return {"type": "custom", "custom": {"name": name, **more}}
+
+
+def bound(syntax: str, definition: str) -> Wanted:
+    return {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+
+
+PATCH = custom("patch", description="edits")
 
 
 # What a chat request says.
@@ -280,6 +295,10 @@ def test_chat_answer_length(wanted: Wanted, max_tokens: int | None) -> None:
             {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {"x": ["é"]}}}]},
             ChatTurn("assistant", "", (ToolCall("c", "f", '{"x":["é"]}'),)),
         ),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "c", **custom("patch", input='"é"\n')}]},
+            ChatTurn("assistant", "", (ToolCall("c", "patch", '{"input":"\\"é\\"\\n"}'),)),
+        ),
         ({"role": "tool", "content": "1", "tool_call_id": "c"}, ChatTurn("tool", "1", tool_call_id="c")),
     ],
 )
@@ -346,8 +365,24 @@ def test_results_of_tools_stand_in_the_order_of_their_calls() -> None:
             "messages[1].tool_calls[0].id: expected a non-empty string of at most 256 bytes, got null",
         ),
         (
-            {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {}}]},
-            'messages[1].tool_calls[0].type: expected "function", got "custom"',
+            {"role": "assistant", "tool_calls": [{"id": "c", "type": "mcp", "mcp": {}}]},
+            'messages[1].tool_calls[0].type: expected "function" or "custom", got "mcp"',
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "function": {}}]},
+            "messages[1].tool_calls[0].custom: expected an object, got null",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "c", **custom("", input="a")}]},
+            "messages[1].tool_calls[0].custom.name: expected a non-empty string, got",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "c", **custom("patch", input={"input": "a"})}]},
+            "messages[1].tool_calls[0].custom.input: expected a string, got an object",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [custom("patch", input="a")]},
+            "messages[1].tool_calls[0].id: expected a non-empty string of at most 256 bytes, got null",
         ),
         (
             {"role": "tool", "content": "1"},
@@ -435,7 +470,32 @@ EXTENSIONS_REFUSED = [
         ({"tools": [function(f"f{i}", description="x" * 131072) for i in range(2)]}, "tools"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
-        ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"tools": TOOLS, "tool_choice": {"type": "mcp"}}, "tool_choice.type"),
+        ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice.custom"),
+        ({"tools": TOOLS, "tool_choice": custom("f")}, "tool_choice.custom.name"),
+        ({"tools": [PATCH], "tool_choice": function("patch")}, "tool_choice.function.name"),
+        ({"tools": [PATCH], "tool_choice": custom("a b")}, "tool_choice.custom.name"),
+        ({"tool_choice": custom("patch")}, "tool_choice"),
+        (
+            {"tools": [PATCH], "tool_choice": allowed_of("auto", custom("patch"), custom("f"))},
+            "tool_choice.allowed_tools.tools[1].custom.name",
+        ),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom"),
+        ({"tools": [{"type": "custom", "name": "patch"}]}, "tools[0].custom"),
+        ({"tools": [custom("a b")]}, "tools[0].custom.name"),
+        ({"tools": [custom("patch", description=1)]}, "tools[0].custom.description"),
+        ({"tools": [function("patch"), PATCH]}, "tools[1].custom.name"),
+        ({"tools": [PATCH, function("patch")]}, "tools[1].function.name"),
+        ({"tools": [custom("patch", format="text")]}, "tools[0].custom.format"),
+        ({"tools": [custom("patch", format={})]}, "tools[0].custom.format.type"),
+        ({"tools": [custom("patch", format={"type": "grammar"})]}, "tools[0].custom.format.grammar"),
+        (
+            {"tools": [custom("patch", format={"type": "grammar", "syntax": "regex", "definition": "a"})]},
+            "tools[0].custom.format.grammar",
+        ),
+        ({"tools": [custom("patch", format=bound("gbnf", "a"))]}, "tools[0].custom.format.grammar.syntax"),
+        ({"tools": [custom("patch", format=bound("lark", ""))]}, "tools[0].custom.format.grammar.definition"),
+        ({"tools": [custom(f"patch{i}", format=bound("regex", "a" * 40000)) for i in range(2)]}, "tools"),
         ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
         ({"tools": TOOLS, "tool_choice": allowed("none", "f")}, "tool_choice.allowed_tools.mode"),
         ({"tools": TOOLS, "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
@@ -517,6 +577,47 @@ def test_chat_logprobs(wanted: Wanted, logprobs: int | None) -> None:
 def test_tool_choice_leaves_tools(choice: object, tools: tuple[Tool, ...], must_call: bool) -> None:
     request = chat_request(tools=TOOLS, tool_choice=choice)
     assert (request.tools, request.must_call) == (tools, must_call)
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "must_call"),
+    [
+        (None, ["f", "g", "patch"], False),
+        (custom("patch"), ["patch"], True),
+        (function("f"), ["f"], True),
+        (allowed_of("auto", custom("patch"), function("g")), ["g", "patch"], False),
+        (allowed_of("required", custom("patch")), ["patch"], True),
+    ],
+)
+def test_tool_choice_leaves_custom_tools(choice: object, names: list[str], must_call: bool) -> None:
+    request = chat_request(tools=[*TOOLS, PATCH], tool_choice=choice)
+    assert ([tool.name for tool in request.tools], request.must_call) == (names, must_call)
+
+
+@pytest.mark.parametrize(
+    ("more", "told", "grammar"),
+    [
+        ({"description": "edits"}, "edits", None),
+        ({"description": "edits", "format": {"type": "text"}}, "edits", None),
+        ({"format": None}, "", None),
+        (
+            {"description": "edits", "format": bound("lark", 'start: "a"')},
+            'edits\n\nIts input is a text that matches this Lark grammar:\nstart: "a"',
+            Grammar(Syntax.LARK, 'start: "a"', "tools[0].custom.format.grammar.definition"),
+        ),
+        (
+            {"format": bound("regex", "a|b")},
+            "Its input is a text that matches this regular expression:\na|b",
+            Grammar(Syntax.REGEX, "a|b", "tools[0].custom.format.grammar.definition"),
+        ),
+    ],
+)
+def test_a_custom_tool_is_a_function_of_one_text(more: Wanted, told: str, grammar: Grammar | None) -> None:
+    [tool] = chat_request(tools=[custom("patch", **more)]).tools
+    assert (tool.name, tool.description, tool.bound, tool.custom) == ("patch", told, grammar, True)
+    assert json.loads(tool.parameters)["properties"] == {"input": {"type": "string"}}
+    if tool.bound is not None:
+        assert tool.bound.field == "tools[0].custom.format.grammar.definition"
 
 
 @pytest.mark.parametrize(
@@ -1277,6 +1378,56 @@ def test_arguments_are_streamed_while_they_are_written() -> None:
         check_answer(chunk, {"$ref": "#/components/schemas/ChatCompletionChunk"})
 
 
+def test_a_custom_tools_call_has_its_input_as_it_is() -> None:
+    text = call_text("patch", '{"input": "a\\n\\"b\\""}') + call_text("f", '{"input":"a"}')
+    answer = whole(chat(), chat_body(tools=[*TOOLS, PATCH]), tokens(*text))
+    ChatCompletion.model_validate(answer)
+    check_answer(answer, {"$ref": "#/components/schemas/ChatCompletion"})
+    [choice] = answer["choices"]
+    said = {"id": call_id(0), **custom("patch", input='a\n"b"')}
+    assert choice["message"]["tool_calls"] == [said, call(1, "f", '{"input":"a"}')]
+    assert choice["finish_reason"] == "tool_calls"
+    result = {"role": "tool", "tool_call_id": call_id(0), "content": "2"}
+    [_user, again, answered] = turns(*USER, choice["message"], result)
+    assert again.tool_calls[0] == ToolCall(call_id(0), "patch", '{"input":"a\\n\\"b\\""}')
+    assert answered.tool_call_id == call_id(0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ('{"input": "a\\nb\\"\\\\"}', ["a", "\n", "b", '"', "\\"]),
+        ('{ "input" :"\\ud83e\\udd99\\u0001"}', ["🦙", "\x01"]),
+        ('{"input": ""}', []),
+        ('{"text": "a"}', ['{"text": "a"}']),
+    ],
+)
+def test_a_custom_tools_input_is_streamed_while_it_is_written(arguments: str, parts: list[str]) -> None:
+    chunks = streamed(chat(), chat_body(tools=[PATCH], stream=True), tokens(*call_text("patch", arguments)))
+    for chunk in chunks:
+        check_answer(chunk, {"$ref": "#/components/schemas/ChatCompletionChunk"})
+    deltas = [delta for chunk in chunks for delta in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert deltas == [
+        {"index": 0, "id": call_id(0), **custom("patch", input="")},
+        *({"index": 0, "custom": {"input": part}} for part in parts),
+    ]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_an_answer_cut_in_a_custom_tools_input_has_that_as_far_as_it_goes() -> None:
+    end = Finished(FinishReason.LENGTH, Usage(1, 1))
+    cut = call_text("patch", '{"input": "é\\n\\u00').partition("}")[0]
+    [choice] = whole(chat(), chat_body(tools=[PATCH]), [Token(cut, 1), end])["choices"]
+    assert choice["message"]["tool_calls"] == [{"id": call_id(0), **custom("patch", input="é\n")}]
+    assert choice["finish_reason"] == "length"
+
+
+def test_each_choice_has_inputs_of_its_own() -> None:
+    text = [call_text("patch", f'{{"input": "{name}"}}') for name in "ab"]
+    choices = whole(chat(), chat_body(tools=[PATCH], n=2), *(tokens(*each) for each in text))["choices"]
+    assert [choice["message"]["tool_calls"][0]["custom"]["input"] for choice in choices] == ["a", "b"]
+
+
 def test_calls_are_found_in_the_form_of_the_loaded_model() -> None:
     form = ToolForm(("[CALL]", Slot.NAME, "[WITH]", Slot.ARGUMENTS))
     answer = whole(chat(replace(MODEL_INFO, tool_form=form)), chat_body(tools=TOOLS), tokens('[CALL]f[WITH]{"x":1}'))
@@ -1301,24 +1452,35 @@ def test_logprobs_outlive_text_that_is_held_as_a_call() -> None:
 
 
 @given(
-    texts=st.lists(st.sampled_from([call_text("f"), call_text("g", '{"a":[1]}'), TOOL_CALL_OPEN, " ", "a", "<", ""])),
+    texts=st.lists(
+        st.sampled_from(
+            [
+                *(call_text("f"), call_text("g", '{"a":[1]}'), call_text("patch", '{"input":"a\\n"}')),
+                *(call_text("patch"), TOOL_CALL_OPEN, " ", "a", "<", ""),
+            ]
+        )
+    ),
     cut=st.integers(1, 20),
     parallel=st.booleans(),
 )
 def test_a_stream_put_together_is_the_whole_answer(texts: list[str], cut: int, parallel: bool) -> None:
     text = "".join(texts)
     outputs = tokens(*(text[at : at + cut] for at in range(0, len(text), cut)))
-    body = {"tools": TOOLS, "parallel_tool_calls": parallel}
+    body = {"tools": [*TOOLS, PATCH], "parallel_tool_calls": parallel}
     content, calls, reason = "", {}, None
     for chunk in streamed(chat(), chat_body(**body, stream=True), outputs):
         [choice] = chunk["choices"]
         content += choice["delta"].get("content") or ""
         for delta in choice["delta"].get("tool_calls", []):
-            calls[delta["index"]] = calls.get(delta["index"], "") + delta["function"]["arguments"]
+            calls[delta["index"]] = calls.get(delta["index"], "") + said(delta)
         reason = choice["finish_reason"] or reason
     [choice] = whole(chat(), chat_body(**body), outputs)["choices"]
     assert (choice["message"]["content"] or "", choice["finish_reason"]) == (content, reason)
-    assert [made["function"]["arguments"] for made in choice["message"].get("tool_calls", [])] == list(calls.values())
+    assert list(map(said, choice["message"].get("tool_calls", []))) == list(calls.values())
+
+
+def said(call: Wanted) -> str:
+    return call["custom"]["input"] if "custom" in call else call["function"]["arguments"]
 
 
 # Failures.

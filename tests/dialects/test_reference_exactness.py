@@ -33,7 +33,10 @@ DIFFERENCES: dict[str, str] = {
             *(f"properties/{name}" for name in ("seed", "top_k", "stop", "logit_bias", "lora")),
         )
     },
-    "/tool_choice/.*/allowed_tools/properties/tools/items/": "a tool is only named there, in either of two ways",
+    "/tool_choice/oneOf$": "tools are only named there, functions in either of two ways, custom tools too",
+    "/(apply-template|chat/completions).*/(tools|tool_calls)/items/(oneOf|properties|required|type)$": (
+        "a function or a custom tool, and calls of them"
+    ),
     "/messages/items/properties/reasoning$": "another name of reasoning_content, which was always read",
     "/delta/properties/tool_calls/": "a call comes in pieces, of which only the first has an id and a name",
     "/properties/thinking_budget_tokens$": "another name of reasoning_budget, which was always read",

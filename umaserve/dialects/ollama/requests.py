@@ -36,7 +36,7 @@ def chat_request(body: bytes, limits: RequestLimits, model: Model, new_id: str) 
     """
     given = OllamaChatRequest.view(json_body(body))
     name = given.model
-    offered, must_call, several = chosen_tools(given, tools(given))
+    offered, must_call, several = chosen_tools(given, tools(given.tools or (), given.name("tools")))
     one = Generate(new_id, turns(given, limits), tools=offered, must_call=must_call, parallel_calls=several, model=name)
     return _asked(given, limits, model(name), one)
 

@@ -204,7 +204,7 @@ class OllamaMessage(Declared):
 
 class OllamaChatRequest(OllamaTextRequest):
     messages = optional(array(OllamaMessage, high=MAX_TURNS, of="messages"), "Absent: the model is loaded.")
-    tools = optional(array(Tool, high=MAX_TOOLS))
+    tools = optional(array(Tool, high=MAX_TOOLS, of="tools"))
     tool_choice = omittable(ToolChoice)
 
 

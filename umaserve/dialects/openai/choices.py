@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from umaserve.chat_format.tool_calls import CallPiece, ToolCallParser
 from umaserve.core.events import FinishReason, Logprobs, PromptScores, Scored, Spoken, Token
+from umaserve.dialects.custom_tools import CustomInput
 from umaserve.dialects.dialect import FINISH_REASONS
 from umaserve.dialects.openai.text_scores import Arrays, TextScores, joined, listed, logprob, prompt_logprobs, text_of
 from umaserve.wire.pcm import pcm16, wav
@@ -35,12 +36,18 @@ class Part:
 
 
 class ChatChoice:
-    """A message. ``tool_calls`` makes the parser that finds the calls in its text; ``None`` without tools."""
+    """A message. ``tool_calls`` makes the parser that finds the calls in its text; ``None`` without tools. ``custom``:
+    the names of the custom tools."""
 
-    def __init__(self, index: int, tool_calls: Callable[[], ToolCallParser] | None) -> None:
+    def __init__(
+        self, index: int, tool_calls: Callable[[], ToolCallParser] | None, custom: Collection[str] = ()
+    ) -> None:
         self._index = index
         self._new_parser = tool_calls
         self._parser: ToolCallParser | None = None
+        self._custom = custom
+        self._inputs: dict[int, CustomInput] = {}
+        """The inputs of custom tools' calls, by their calls' indexes."""
         self._begun = False
         self._called = False
 
@@ -51,12 +58,13 @@ class ChatChoice:
         # A call in a thought is none.
         text, calls = (token.said, []) if self._parser is None else self._parser.push(token.said)
         self._called |= any(piece.whole for piece in calls)
-        return Part(text, token.thoughts, calls=calls, logprobs=_scores(token))
+        return Part(text, token.thoughts, calls=self._with_inputs(calls), logprobs=_scores(token))
 
     def finish(self, reason: FinishReason) -> Part:
         text, calls = ("", []) if self._parser is None else self._parser.finish()
         self._called |= any(piece.whole for piece in calls)
         called = self._called and reason is FinishReason.STOP
+        calls = self._with_inputs(calls)
         return Part(text, calls=calls, finish_reason="tool_calls" if called else FINISH_REASONS[reason])
 
     def chunks(self, part: Part) -> list[dict[str, Any]]:
@@ -71,7 +79,8 @@ class ChatChoice:
             logprobs = None
         if part.text or logprobs:
             shaped.append(_chunk(self._index, {"content": part.text}, logprobs))
-        shaped += [_chunk(self._index, {"tool_calls": [_delta(piece)]}) for piece in part.calls if not piece.ends]
+        deltas = [self._delta(piece) for piece in part.calls if not piece.ends]
+        shaped += [_chunk(self._index, {"tool_calls": [delta]}) for delta in deltas]
         if part.finish_reason is not None:
             shaped.append(_chunk(self._index, {}, finish_reason=part.finish_reason))
         return shaped
@@ -80,7 +89,7 @@ class ChatChoice:
         """The one ``choices`` item that says all ``parts``."""
         text = "".join(part.text for part in parts)
         thoughts = "".join(part.thoughts for part in parts)
-        calls = _calls([piece for part in parts for piece in part.calls])
+        calls = self._calls([piece for part in parts for piece in part.calls])
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
         if thoughts:
             message["reasoning_content"] = thoughts
@@ -92,6 +101,42 @@ class ChatChoice:
             "logprobs": _chat_logprobs([scores for part in parts for scores in part.logprobs]),
             "finish_reason": parts[-1].finish_reason,
         }
+
+    def _with_inputs(self, pieces: Iterable[CallPiece]) -> list[CallPiece]:
+        """``pieces``, where those of custom tools' calls have more of the input as their arguments."""
+        told = list[CallPiece]()
+        for piece in pieces:
+            if piece.name in self._custom:
+                self._inputs[piece.index] = CustomInput()
+            taken = self._inputs.get(piece.index)
+            if taken is not None and not piece.name:
+                text = taken.finish(whole=piece.whole) if piece.ends else taken.push(piece.arguments)
+                told += [CallPiece(piece.index, arguments=text)] if text else []
+            if taken is None or piece.name or piece.ends:
+                told.append(piece)
+        return told
+
+    def _delta(self, piece: CallPiece) -> dict[str, Any]:
+        """A call's first item in a stream has its id and its name, the others have more of its arguments."""
+        if piece.name:
+            return {"index": piece.index, **self._call(piece, "")}
+        if piece.index in self._inputs:
+            return {"index": piece.index, "custom": {"input": piece.arguments}}
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+
+    def _calls(self, pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
+        """The calls, without those that turned out to be none."""
+        ended = {piece.index for piece in pieces if piece.ends}
+        begun = [piece for piece in pieces if piece.name and piece.index in ended]
+        arguments: dict[int, str] = {}
+        for piece in pieces:
+            arguments[piece.index] = arguments.get(piece.index, "") + piece.arguments
+        return [self._call(piece, arguments[piece.index]) for piece in begun]
+
+    def _call(self, begun: CallPiece, arguments: str) -> dict[str, Any]:
+        if begun.index in self._inputs:
+            return {"id": begun.id, "type": "custom", "custom": {"name": begun.name, "input": arguments}}
+        return {"id": begun.id, "type": "function", "function": {"name": begun.name, "arguments": arguments}}
 
 
 class SpokenChoice:
@@ -212,27 +257,6 @@ def _chunk(
 
 def _scores(token: Token) -> tuple[Logprobs, ...]:
     return () if token.logprobs is None else (token.logprobs,)
-
-
-def _delta(piece: CallPiece) -> dict[str, Any]:
-    """A call's first item in a stream has its id and its name, the others have more of its arguments."""
-    if piece.name:
-        return {"index": piece.index, **_call(piece.id, piece.name, "")}
-    return {"index": piece.index, "function": {"arguments": piece.arguments}}
-
-
-def _calls(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
-    """The calls, without those that turned out to be none."""
-    ended = {piece.index for piece in pieces if piece.ends}
-    begun = [piece for piece in pieces if piece.name and piece.index in ended]
-    arguments: dict[int, str] = {}
-    for piece in pieces:
-        arguments[piece.index] = arguments.get(piece.index, "") + piece.arguments
-    return [_call(piece.id, piece.name, arguments[piece.index]) for piece in begun]
-
-
-def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _chat_logprobs(logprobs: Sequence[Logprobs]) -> dict[str, Any] | None:

@@ -218,7 +218,8 @@ class ChatBody(_OpenAIBody):
         if not request.tools:
             return ChatChoice(index, None)
         new_id = short_ids(f"{unique}_{index}")
-        return ChatChoice(index, lambda: parser_for(request, self._model(request.model), new_id))
+        custom = {tool.name for tool in request.tools if tool.custom}
+        return ChatChoice(index, lambda: parser_for(request, self._model(request.model), new_id), custom)
 
 
 class CompletionBody(_OpenAIBody):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from umaserve.dialects.openai.schemas import CREATED, ToolCall
+from umaserve.dialects.openai.schemas import CREATED, TOOL_CALL
 from umaserve.dialects.schemas import (
     Error,
     FinishReason,
@@ -113,7 +113,7 @@ class _AnswerMessage(Declared):
     refusal = required(value(type="null"))
     reasoning_content = omittable(string(), "The model's thoughts.")
     audio = omittable(_MessageAudio, "The spoken answer; content is null then.")
-    tool_calls = omittable(array(ToolCall, 1))
+    tool_calls = omittable(array(TOOL_CALL, 1))
 
 
 class _ChatChoice(Declared):
@@ -148,6 +148,18 @@ class _DeltaCall(Declared):
     function = required(_DeltaFunction)
 
 
+class _DeltaCustom(Declared):
+    name_ = omittable(string())
+    input = required(string())
+
+
+class _DeltaCustomCall(Declared):
+    index = required(whole())
+    id = omittable(string())
+    type = omittable(const("custom"))
+    custom = required(_DeltaCustom)
+
+
 class _Delta(Declared):
     role = omittable(const("assistant"))
     content = optional(string())
@@ -158,8 +170,9 @@ class _Delta(Declared):
         " be decoded one by one.",
     )
     tool_calls = omittable(
-        array(_DeltaCall),
-        "The first piece of a call has its id and its name. The arguments of all its pieces are to be concatenated.",
+        array(one_of(_DeltaCall, _DeltaCustomCall)),
+        "The first piece of a call has its id and its name. The arguments of all its pieces are to be concatenated, or"
+        " the input of a custom tool's.",
     )
 
 

@@ -68,7 +68,7 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
             raise RequestError(Fault.BAD_REQUEST, legacy, "expected to be absent, use tools and tool_choice")
     if given.values.get("prompt_logprobs") is not None:
         raise RequestError(Fault.BAD_REQUEST, "prompt_logprobs", "expected to be absent, use /v1/completions")
-    offered, must_call, parallel_calls = chosen_tools(given, tools(given))
+    offered, must_call, parallel_calls = chosen_tools(given, tools(given.tools or (), given.name("tools")))
     response_format = _response_format(given)
     # The format is that of answers in words.
     chosen = _sampling(given, None if must_call else response_format)

@@ -12,6 +12,7 @@ from umaserve.dialects.grammars import MAX_SCHEMA_BYTES, SCHEMA
 from umaserve.dialects.schemas import (
     ABOUT_MODEL,
     ABOUT_STRICT,
+    ABOUT_TOOL_FORMAT,
     MAX_ID_BYTES,
     MAX_TURNS,
     Base64,
@@ -20,6 +21,8 @@ from umaserve.dialects.schemas import (
     Targets,
     TemplateKwargs,
     Thoughts,
+    ToolGrammar,
+    ToolText,
 )
 from umaserve.wire import fields
 from umaserve.wire.declared import (
@@ -33,6 +36,7 @@ from umaserve.wire.declared import (
     const,
     named,
     omittable,
+    one_of,
     optional,
     required,
     string,
@@ -128,6 +132,16 @@ CONTENT = text_or(by_type(TextPart, ImagePart, AudioPart), 1, MAX_PARTS, of="par
 TEXT = text_or(by_type(TextPart), 1, MAX_PARTS, of="text parts")
 
 
+def _of_type(function: type[Declared], custom: type[Declared]) -> Kind[Any]:
+    """An object of one of two classes, which its ``type`` tells: some clients leave that of a function out."""
+
+    def read(given: Any, path: str) -> Declared:
+        of = Fields.of(given, path)
+        return (custom if of.one_of("type", ("function", "custom")) == "custom" else function).view(of)
+
+    return Kind(one_of(function, custom).schema, read)
+
+
 class _CalledFunction(Declared):
     name_ = required(string(1))
     arguments = required(ARGUMENTS, "A JSON object as text, which may be empty where there are none; or the object.")
@@ -139,6 +153,20 @@ class ToolCall(Declared):
     function = required(_CalledFunction)
 
 
+class _CalledCustom(Declared):
+    name_ = required(string(1))
+    input = required(string())
+
+
+class CustomToolCall(Declared):
+    id = required(CALL_ID)
+    type = required(const("custom"))
+    custom = required(_CalledCustom)
+
+
+TOOL_CALL = _of_type(ToolCall, CustomToolCall)
+
+
 class Message(Declared):
     role = required(choice("system", "developer", "user", "assistant", "tool"))
     content = optional(
@@ -146,7 +174,7 @@ class Message(Declared):
         "May be absent beside tool_calls. An assistant's is text only. All messages together have at most 64 images "
         "and recordings.",
     )
-    tool_calls = optional(array(ToolCall, high=MAX_TOOLS, of="calls"), "The calls of an assistant.")
+    tool_calls = optional(array(TOOL_CALL, high=MAX_TOOLS, of="calls"), "The calls of an assistant.")
     reasoning_content = optional(
         string(),
         "What the assistant thought before this message. Used if the model's chat template has a place for it.",
@@ -183,7 +211,25 @@ class Tool(Declared):
     function = required(_ToolFunction)
 
 
-class _NamedFunction(Declared):
+class _GrammarFormat(Declared):
+    type = required(const("grammar"))
+    grammar = required(ToolGrammar)
+
+
+class _CustomTool(Declared):
+    name_ = required(_FUNCTION_NAME)
+    description = optional(string(max_bytes=MAX_SCHEMA_BYTES))
+    format = optional(by_type(ToolText, _GrammarFormat), ABOUT_TOOL_FORMAT)
+
+
+class CustomTool(Declared):
+    """A tool whose input is one text."""
+
+    type = required(const("custom"))
+    custom = required(_CustomTool)
+
+
+class _ToolName(Declared):
     name_ = required(_FUNCTION_NAME)
 
 
@@ -191,13 +237,20 @@ class NamedTool(Declared, also={"anyOf": [{"required": ["function"]}, {"required
     """One tool. The name may also be beside the type, as in the Responses API."""
 
     type = optional(choice("function"))
-    function = omittable(_NamedFunction)
+    function = omittable(_ToolName)
     name_ = omittable(_FUNCTION_NAME)
+
+
+class NamedCustomTool(Declared):
+    """One custom tool."""
+
+    type = required(const("custom"))
+    custom = required(_ToolName)
 
 
 class _NamedTools(Declared):
     mode = required(choice("auto", "required"))
-    tools = required(array(NamedTool, 1, MAX_TOOLS, of="tools"))
+    tools = required(array(_of_type(NamedTool, NamedCustomTool), 1, MAX_TOOLS, of="tools"))
 
 
 class AllowedTools(Declared):
@@ -210,16 +263,23 @@ class AllowedTools(Declared):
 _WAYS = choice("none", "auto", "required")
 
 
-def _tool_choice(given: Any, path: str) -> str | NamedTool | AllowedTools:
+_CHOICES: dict[str, type[NamedTool | NamedCustomTool | AllowedTools]] = {
+    "function": NamedTool,
+    "custom": NamedCustomTool,
+    "allowed_tools": AllowedTools,
+}
+
+
+def _tool_choice(given: Any, path: str) -> str | NamedTool | NamedCustomTool | AllowedTools:
     if not isinstance(given, dict):
         return str(_WAYS.read(given, path))
-    kind = Fields.of(given, path).one_of("type", ("function", "allowed_tools"))
-    return (AllowedTools if kind == "allowed_tools" else NamedTool).of(given, path)
+    of = Fields.of(given, path)
+    return of.choice("type", _CHOICES, NamedTool).view(of)
 
 
 ToolChoice = named(
     "ToolChoice",
-    Kind({"oneOf": [_WAYS.schema, NamedTool, AllowedTools, {"type": "null"}], "default": "auto"}, _tool_choice),
+    Kind({"oneOf": [_WAYS.schema, *_CHOICES.values(), {"type": "null"}], "default": "auto"}, _tool_choice),
 )
 
 
@@ -338,7 +398,7 @@ class ChatRequest(_Request, Sampling, Computation, Targets, Thoughts, TemplateKw
     top_logprobs = optional(
         whole(0, MAX_TOP_LOGPROBS), "Return also those of this many of the likeliest tokens; needs logprobs."
     )
-    tools = optional(array(Tool, high=MAX_TOOLS, of="tools"))
+    tools = optional(array(_of_type(Tool, CustomTool), high=MAX_TOOLS, of="tools"))
     tool_choice = omittable(ToolChoice)
     parallel_tool_calls = optional(
         boolean(), "Whether there may be several calls. The default is true, unless a call is required."

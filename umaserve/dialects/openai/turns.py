@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.requests import Audio, ChatTurn, Image, Media, Tool, ToolCall
 from umaserve.dialects.content import check_media, in_order_of_calls, joined, turn_bytes
+from umaserve.dialects.custom_tools import custom_arguments, custom_tool, grammar_bytes
 from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
 from umaserve.dialects.openai import schemas
 from umaserve.dialects.openai.schemas import (
@@ -16,13 +18,17 @@ from umaserve.dialects.openai.schemas import (
     AllowedTools,
     AudioPart,
     ChatRequest,
+    CustomTool,
+    CustomToolCall,
     ImagePart,
     InputAudio,
     Message,
+    NamedCustomTool,
     NamedTool,
     TextPart,
 )
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
+from umaserve.dialects.schemas import ToolText
 from umaserve.wire.declared import Kind
 from umaserve.wire.fields import Fields, bad_request, out_of_range
 
@@ -41,16 +47,19 @@ def turns(given: ChatRequest, limits: RequestLimits) -> tuple[ChatTurn, ...]:
     return read
 
 
-def tools(fields: Fields) -> tuple[Tool, ...]:
-    """The functions that the model may call; their names are unique."""
-    read = tuple(map(_tool, ChatRequest.view(fields).tools or ()))
+def tools(given: Sequence[schemas.Tool | CustomTool], path: str) -> tuple[Tool, ...]:
+    """The tools that the model may call; their names are unique."""
+    read = tuple(map(_tool, given))
     names = [tool.name for tool in read]
     for i, name in enumerate(names):
         if name in names[:i]:
-            raise out_of_range(f"tools[{i}].function.name", "a name that no other tool has", f'"{name}"')
-    n_bytes = sum(len(text.encode()) for tool in read for text in (tool.name, tool.description, tool.parameters))
+            kind = "custom" if read[i].custom else "function"
+            raise out_of_range(f"{path}[{i}].{kind}.name", "a name that no other tool has", f'"{name}"')
+    # A description tells of the tool's grammar, which so counts twice.
+    n_bytes = grammar_bytes(read, path)
+    n_bytes += sum(len(text.encode()) for tool in read for text in (tool.name, tool.description, tool.parameters))
     if n_bytes > MAX_SCHEMA_BYTES:
-        raise out_of_range(fields.name("tools"), f"at most {MAX_SCHEMA_BYTES} bytes in all", f"{n_bytes} bytes")
+        raise out_of_range(path, f"at most {MAX_SCHEMA_BYTES} bytes in all", f"{n_bytes} bytes")
     return read
 
 
@@ -71,10 +80,12 @@ def chosen_tools(fields: Fields, offered: tuple[Tool, ...]) -> tuple[tuple[Tool,
     return kept, must_call, not must_call if several is None else several
 
 
-def _choice(choice: str | NamedTool | AllowedTools, offered: tuple[Tool, ...]) -> tuple[bool, set[str] | None]:
+def _choice(
+    choice: str | NamedTool | NamedCustomTool | AllowedTools, offered: tuple[Tool, ...]
+) -> tuple[bool, set[str] | None]:
     """Whether a call is required, and the names of the tools that are allowed; ``None``: all."""
     match choice:
-        case NamedTool():
+        case NamedTool() | NamedCustomTool():
             return True, {_known(choice, offered)}
         case AllowedTools():
             allowed = choice.allowed_tools
@@ -82,14 +93,15 @@ def _choice(choice: str | NamedTool | AllowedTools, offered: tuple[Tool, ...]) -
     return choice == "required", set() if choice == "none" else None
 
 
-def _known(named: NamedTool, offered: tuple[Tool, ...]) -> str:
-    """The name of one of the tools in ``offered``. It may also stand flat, as in the Responses API: clients do so."""
-    _ = named.type  # Only functions are known.
-    place = named.function or named
+def _known(named: NamedTool | NamedCustomTool, offered: tuple[Tool, ...]) -> str:
+    """The name of one of the tools in ``offered``. A function's may also stand flat, as in the Responses API: clients
+    do so."""
+    custom = isinstance(named, NamedCustomTool)
+    place = named.custom if isinstance(named, NamedCustomTool) else named.function or named
     name = place.name_
     if name is None:
         raise bad_request(named.name("function"), "an object", None)
-    if offered and all(tool.name != name for tool in offered):
+    if offered and all((tool.name, tool.custom) != (name, custom) for tool in offered):
         raise out_of_range(place.name("name"), "the name of one of the tools", f'"{name}"')
     return name
 
@@ -142,16 +154,22 @@ def recording(given: InputAudio) -> Audio:
     return Audio(given.data, given.name("data"))
 
 
-def _call(given: schemas.ToolCall) -> ToolCall:
-    _ = given.type  # Only functions are known.
-    function = given.function
+def _call(given: schemas.ToolCall | CustomToolCall) -> ToolCall:
     # Any name, not only a tool's: it is an earlier answer of the model, which may have invented one.
-    name, arguments = function.name_, function.arguments
+    if isinstance(given, CustomToolCall):
+        name, arguments = given.custom.name_, custom_arguments(given.custom.input)
+    else:
+        name, arguments = given.function.name_, given.function.arguments
     return ToolCall(given.id, name, arguments)
 
 
-def _tool(given: schemas.Tool) -> Tool:
-    _ = given.type  # Only functions are known.
+def _tool(given: schemas.Tool | CustomTool) -> Tool:
+    if isinstance(given, CustomTool):
+        custom = given.custom
+        wanted = custom.format
+        grammar = None if wanted is None or isinstance(wanted, ToolText) else wanted.grammar
+        return custom_tool(custom.name_, custom.description or "", grammar)
+    _ = given.type  # Ollama's API has functions only.
     function = given.function
     strict, schema = function.strict, function.parameters
     if schema is None:
