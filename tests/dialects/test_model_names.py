@@ -44,6 +44,7 @@ TEXTS: dict[str, Any] = {
     "/v1/chat/completions": {"messages": USER},
     "/v1/completions": PROMPT,
     "/v1/responses": {"input": "Hi"},
+    "/v1/responses/compact": {"input": "Hi"},
     "/v1/messages": {"messages": USER, "max_tokens": 5},
     "/completion": PROMPT,
     "/infill": {"input_prefix": "a", "input_suffix": "b"},

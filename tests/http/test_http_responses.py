@@ -16,7 +16,7 @@ END = Finished(FinishReason.STOP, Usage(3, 1))
 
 
 def put(world: HttpWorld, *outputs: Output | RequestError) -> None:
-    (session,) = world.sessions.running()
+    *_, session = world.sessions.running()
     for output in outputs:
         world.sessions.put(session, output)
     world.deliver()
@@ -86,3 +86,25 @@ def test_a_bug_fails_a_response_in_the_background(world: HttpWorld) -> None:
     found = fetched(world, asked["id"])
     assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
     assert list(world.sessions.running()) == []
+
+
+def test_a_conversation_is_compacted_and_goes_on(world: HttpWorld) -> None:
+    world.send(post("/v1/responses", {"input": "hi"}))
+    put(world, Started(), Placed(), Token("a", 1), END)
+    world.send(post("/v1/responses/compact", {"previous_response_id": reply(world)["id"]}))
+    put(world, Started(), Placed(), Token("We met.", 1), END)
+    output = reply(world)["output"]
+    assert [item["type"] for item in output] == ["message", "compaction"]
+    world.send(post("/v1/responses", {"input": [*output, {"role": "user", "content": "And?"}]}))
+    *_, session = world.sessions.running()
+    (turn,) = session.request.prompt
+    assert turn.content.startswith("hi\n\n")
+    assert turn.content.endswith("\n\nWe met.\n\nAnd?")
+
+
+def test_a_conversation_of_which_the_model_says_nothing_is_not_compacted(world: HttpWorld) -> None:
+    world.send(post("/v1/responses/compact", {"input": "hi"}))
+    put(world, Started(), Placed(), END)
+    head, _, body = world.received().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 500 ")
+    assert json.loads(body)["error"]["message"].startswith("input: expected the model to write a summary, got none")

@@ -99,6 +99,20 @@ def test_a_prompt_that_follows_is_counted_with_all_items(relay: Relay) -> None:
     assert client.receive().body == counted.encode()
 
 
+def test_a_conversation_that_the_relay_keeps_is_compacted_by_a_worker(relay: Relay) -> None:
+    worker = relay.worker()
+    ask(relay, worker)
+    client = relay.client()
+    client.post(f"{PATH}/compact", json.dumps({"model": MODEL, "previous_response_id": "resp_1"}).encode())
+    compaction = json.dumps({"id": "resp_2", "object": "response.compaction", "output": []})
+    request = worker.answer(compaction)
+    assert request["endpoint_path"] == f"{PATH}/compact"
+    body = json.loads(request["body"])
+    assert (body.keys(), [item["role"] for item in body["input"]]) == ({"model", "input"}, ["user", "assistant"])
+    assert client.receive().body == compaction.encode(), "it is no response, and is not kept"
+    assert get(relay, "resp_2").status == 404
+
+
 def test_what_is_not_to_be_kept_is_not(relay: Relay) -> None:
     worker = relay.worker()
     ask(relay, worker)

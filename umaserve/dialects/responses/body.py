@@ -191,7 +191,7 @@ class ResponseBody:
             "incomplete_details": None if incomplete is None else {"reason": incomplete},
             "error": error,
             "output": self._output.whole(),
-            "usage": None if usage is None else _usage(usage),
+            "usage": None if usage is None else usage_fields(usage),
             "completed_at": self._facts.now() if status == "completed" else None,
         }
         if self._kept is not None:
@@ -225,7 +225,8 @@ class ResponseBody:
         }
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def usage_fields(usage: Usage) -> dict[str, Any]:
+    """``usage`` in the form of this API."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.prefix_reused_tokens, "cache_write_tokens": 0},

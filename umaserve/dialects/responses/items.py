@@ -6,6 +6,7 @@ import base64
 import binascii
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from umaserve.core.requests import Attachment, ChatTurn, Image, Media, ToolCall
 from umaserve.dialects.content import check_media, in_order_of_calls, joined, turn_bytes
@@ -15,6 +16,7 @@ from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
 from umaserve.dialects.responses.schemas import (
     ResponseAssistantMessage,
     ResponseCallOutput,
+    ResponseCompaction,
     ResponseCustomToolCall,
     ResponseFunctionCall,
     ResponseInputAudio,
@@ -27,12 +29,14 @@ from umaserve.dialects.responses.schemas import (
 )
 from umaserve.dialects.responses.tools import name_for_model
 from umaserve.wire.declared import Declared
-from umaserve.wire.fields import Fields
+from umaserve.wire.fields import Fields, out_of_range
 
 _BETWEEN_ITEMS = "\n\n"
 """Separator of the texts of two items that are one turn for the model."""
 _OWN = "umaserve:"
-"""Beginning of thoughts that this server has put into ``encrypted_content``."""
+"""Beginning of what this server has put into ``encrypted_content``."""
+_SUMMARY = "Summary of our conversation so far, whose other messages are left out:\n\n"
+"""What the model reads before the summary in a compaction."""
 
 Part = str | Media
 
@@ -41,20 +45,37 @@ def turns(instructions: str, items: Sequence[Fields], limits: RequestLimits) -> 
     """The conversation for the model; raises ``RequestError`` if an item is invalid or together they are too long."""
     read = [ChatTurn("system", instructions)] if instructions else []
     answer = _Answer()
-    for item in items:
-        turn = _turn(read_item(item), answer)
+    compacted = False
+    for item in map(read_item, items):
+        compacted |= isinstance(item, ResponseCompaction)
+        turn = _turn(item, answer)
         if turn is not None:
             read += [*answer.take(), turn]
     read += answer.take()
     check_prompt_bytes(sum(map(turn_bytes, read)), limits, "input")
     check_media(read, "input")
-    return tuple(in_order_of_calls(_with_one_system(read)))
+    conversation = tuple(in_order_of_calls(_with_one_system(read)))
+    return with_joined_users(conversation) if compacted else conversation
 
 
-def sealed(thoughts: str) -> str:
-    """Thoughts as ``encrypted_content``, which programs send back where they send no thoughts. It is no secret: the
-    program has had them in clear."""
-    return base64.b64encode((_OWN + thoughts).encode()).decode()
+def with_joined_users(turns: Sequence[ChatTurn]) -> tuple[ChatTurn, ...]:
+    """``turns`` with consecutive ones of the user's as one: many chat templates take no second one before an answer,
+    and a compaction leaves several."""
+    joined_turns: list[ChatTurn] = []
+    for turn in turns:
+        if joined_turns and joined_turns[-1].role == turn.role == "user":
+            before = joined_turns.pop()
+            content = before.content + _BETWEEN_ITEMS
+            moved = (replace(one, at=len(content) + one.at) for one in turn.attachments)
+            turn = ChatTurn("user", content + turn.content, attachments=(*before.attachments, *moved))
+        joined_turns.append(turn)
+    return tuple(joined_turns)
+
+
+def sealed(text: str) -> str:
+    """Thoughts or a summary as ``encrypted_content``, which programs send back. It is no secret: base64 of what
+    the model has written for the program."""
+    return base64.b64encode((_OWN + text).encode()).decode()
 
 
 class _Answer:
@@ -80,6 +101,8 @@ def _turn(item: Declared, answer: _Answer) -> ChatTurn | None:
         case ResponseCallOutput():
             content, attachments = _content(item.output)
             return ChatTurn("tool", content, attachments=attachments, tool_call_id=item.call_id)
+        case ResponseCompaction():
+            return ChatTurn("user", _SUMMARY + _summary(item))
         case ResponseAssistantMessage():
             answer.texts.append(_said(item.content))
         case ResponseReasoning():
@@ -126,8 +149,17 @@ def _thoughts(item: ResponseReasoning) -> str:
     return thoughts or _unsealed(item.encrypted_content or "") or BETWEEN.join(part.text for part in item.summary or ())
 
 
+def _summary(item: ResponseCompaction) -> str:
+    """The summary in a compaction. Without it the conversation would lack its beginning, so one of another service is
+    refused."""
+    if summary := _unsealed(item.encrypted_content):
+        return summary
+    expected = "what umaserve's /v1/responses/compact has returned"
+    raise out_of_range(item.name("encrypted_content"), expected, "a text that only another service can read")
+
+
 def _unsealed(content: str) -> str:
-    """The thoughts in ``encrypted_content``; none in that of another service, which only that can read."""
+    """The text in ``encrypted_content``; none in that of another service, which only that can read."""
     try:
         text = base64.b64decode(content, validate=True).decode()
     except (binascii.Error, ValueError):

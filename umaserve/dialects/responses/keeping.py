@@ -12,8 +12,8 @@ import orjson
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.dialects.responses.kept import MAX_BYTES, StoredResponse, TenantsResponses
-from umaserve.dialects.responses.schemas import ResponseOptions
-from umaserve.wire.fields import Fields, out_of_range
+from umaserve.dialects.responses.schemas import CompactionRequest, ResponseOptions
+from umaserve.wire.fields import Fields, bad_request, out_of_range
 from umaserve.wire.long_texts import as_string
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Keeping:
             log.warning("response %s: not stored, since its input is larger than %d bytes", new_id, MAX_BYTES)
             return None
         unique = new_id.removeprefix("resp_")
-        items = (_kept_item(item, f"{unique}i{i:02x}") for i, item in enumerate(self.items))
+        items = (kept_item(item, f"{unique}i{i:02x}") for i, item in enumerate(self.items))
         return StoredResponse(new_id, (*self.earlier, *items))
 
     def shown(self, own: StoredResponse | None) -> dict[str, Any]:
@@ -87,11 +87,8 @@ def keeping(fields: Fields, kept: TenantsResponses | None) -> Keeping:
     """Read the wishes from a body's fields; raises ``RequestError``. ``kept``: the caller's responses, if any are
     kept."""
     given = ResponseOptions.view(fields)
-    previous = given.previous_response_id
-    earlier = () if previous is None else _earlier(previous, given.name("previous_response_id"), kept)
-    items, field = given.input, given.name("input")
-    if isinstance(items, str):
-        items = [Fields({"role": "user", "content": items}, f"{field}.")]
+    previous, earlier = _followed(given, kept)
+    items, field = _items(given.input, given.name("input")), given.name("input")
     store, background = given.store, given.background
     if background and kept is None:
         raise RequestError(Fault.BAD_REQUEST, given.name("background"), f"expected false: {_ANEW}")
@@ -103,18 +100,40 @@ def keeping(fields: Fields, kept: TenantsResponses | None) -> Keeping:
     return Keeping(previous, earlier, items, store and kept is not None, background, field)
 
 
-def _earlier(previous: str, field: str, kept: TenantsResponses | None) -> tuple[bytes, ...]:
-    """All items up to the end of the response ``previous``, which this one follows."""
+def compacting(fields: Fields, kept: TenantsResponses | None) -> Keeping:
+    """Read from a body's fields what is to be compacted, of which nothing is kept; raises ``RequestError``. ``kept``:
+    as in ``keeping``."""
+    given = CompactionRequest.view(fields)
+    previous, earlier = _followed(given, kept)
+    wanted, field = given.input, given.name("input")
+    if wanted is None and previous is None:
+        raise bad_request(field, "a string or an array of items where previous_response_id is absent", None)
+    items = [] if wanted is None else _items(wanted, field)
+    return Keeping(previous, earlier, items, store=False, background=False, field=field)
+
+
+def _items(wanted: str | Sequence[Fields], field: str) -> Sequence[Fields]:
+    """The items in a body's ``field``, where a text is a message of the user's."""
+    return [Fields({"role": "user", "content": wanted}, f"{field}.")] if isinstance(wanted, str) else wanted
+
+
+def _followed(
+    given: ResponseOptions | CompactionRequest, kept: TenantsResponses | None
+) -> tuple[str | None, tuple[bytes, ...]]:
+    """The id of the response that a body follows, if any, and all items up to that response's end."""
+    previous, field = given.previous_response_id, given.name("previous_response_id")
+    if previous is None:
+        return None, ()
     if kept is None:
         raise RequestError(Fault.BAD_REQUEST, field, f"expected to be absent: {_ANEW}; send all items")
     found = kept.get(previous, field)
     if found.cancel is not None:
         problem = "expected a response that has ended, got one that still runs in the background"
         raise RequestError(Fault.BAD_REQUEST, field, problem)
-    return (*found.input, *found.output)
+    return previous, (*found.input, *found.output)
 
 
-def _kept_item(item: Fields, unique: str) -> bytes:
+def kept_item(item: Fields, unique: str) -> bytes:
     """An item as JSON, with what clients need that list items: its type, its id, and parts for its text."""
     kind = item.values.get("type") or "message"
     values = {"id": f"item_{unique}", **item.values, "type": kind}

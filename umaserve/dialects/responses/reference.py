@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from umaserve.dialects.openai.reference import ERRORS
 from umaserve.dialects.reference import MAX_TOKENS, Body, Operation, Parameter, Reference, Reply, query_of
 from umaserve.dialects.responses.reply_schemas import (
+    CompactionReply,
     CountResponseTokensReply,
     DeleteResponseReply,
     ListInputItemsReply,
     Response,
     ResponseEvent,
 )
-from umaserve.dialects.responses.schemas import InputItemsQuery, ResponseRequest
+from umaserve.dialects.responses.schemas import CompactionRequest, InputItemsQuery, ResponseRequest
 from umaserve.wire.declared import Declared
 
 _COLOURS = "Name three colours."
@@ -107,6 +108,28 @@ REFERENCE = Reference(
             "Takes a body of /v1/responses, whose other fields are checked and have no effect.",
             body=Body(ResponseRequest, {"plain": {"input": _COLOURS}}),
             replies={"200": Reply("OK", json=CountResponseTokensReply)},
+        ),
+        ("POST", "/v1/responses/compact"): Operation(
+            "compactConversation",
+            "Compact a conversation",
+            "The model writes a summary of the conversation, in at most 2048 tokens (a longer one is truncated). The"
+            " output is the input of the next request, and new items follow it: the user's latest messages, up to 16"
+            " KiB as JSON, and the summary. All else is left out: send the instructions anew. Nothing is stored. Fields"
+            " that are not listed are ignored.",
+            body=Body(
+                CompactionRequest,
+                {
+                    "plain": {
+                        "input": [
+                            {"role": "user", "content": "Name a colour."},
+                            {"role": "assistant", "content": "Blue."},
+                        ]
+                    }
+                },
+            ),
+            replies={
+                "200": Reply("OK", json=CompactionReply, headers={"x-umaserve-max-tokens": MAX_TOKENS}),
+            },
         ),
         ("GET", "/v1/responses/{response_id}"): _of_one(
             "getResponse",

@@ -192,6 +192,28 @@ ResponseEvent = named(
 )
 
 
+class _KeptMessage(Declared, also={"additionalProperties": True}):
+    id = required(string())
+    type = required(const("message"))
+    role = required(const("user"))
+    content = required(value())
+
+
+class _Compaction(Declared):
+    id = required(string())
+    type = required(const("compaction"))
+    encrypted_content = required(string(), "The summary, for this server. It is not encrypted: base64 of a text.")
+
+
+class CompactionReply(Declared):
+    id = required(string())
+    object_ = required(const("response.compaction"))
+    created_at = required(whole(), "In seconds since 1970.")
+    model = required(string())
+    output = required(array(one_of(_KeptMessage, _Compaction)), "Messages of the user, then one compaction.")
+    usage = required(_Usage)
+
+
 class CountResponseTokensReply(Declared):
     object_ = required(const("response.input_tokens"))
     input_tokens = required(whole(0))

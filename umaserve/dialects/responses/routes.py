@@ -9,10 +9,11 @@ import orjson
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.queries import CountPrompt
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import Asked, EngineQuestion, HttpDialect, KeptTextReply, Page, Route, ask
+from umaserve.dialects.http import Asked, EngineQuestion, HttpDialect, KeptTextReply, Page, Route, TextReply, ask
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.dialects.responses import pages
 from umaserve.dialects.responses.body import ResponseBody
+from umaserve.dialects.responses.compaction import CompactionBody
 from umaserve.dialects.responses.kept import TenantsResponses
 from umaserve.dialects.responses.reference import REFERENCE
 from umaserve.dialects.responses.requests import response_request
@@ -42,6 +43,7 @@ DIALECT = HttpDialect(
     {
         pages.PATH: Route("POST", KeptTextReply(ResponseBody, media=True)),
         f"{pages.PATH}/input_tokens": Route("POST", EngineQuestion(_count, media=True)),
+        f"{pages.PATH}/compact": Route("POST", TextReply(CompactionBody, media=True)),
         f"{pages.PATH}/{{response_id}}": Route("GET", _page(pages.retrieve), also=Route("DELETE", _page(pages.delete))),
         f"{pages.PATH}/{{response_id}}/input_items": Route("GET", _page(pages.input_items)),
         f"{pages.PATH}/{{response_id}}/cancel": Route("POST", _page(pages.cancel)),

@@ -142,8 +142,18 @@ class ResponseReasoning(Declared):
     encrypted_content = optional(string(), "Content that another service has encrypted is ignored.")
 
 
+class ResponseCompaction(Declared):
+    type = required(const("compaction"))
+    encrypted_content = required(string(), "As umaserve's /v1/responses/compact returns it.")
+
+
 _TYPED_ITEM = by_type(
-    ResponseUserMessage, ResponseReasoning, ResponseFunctionCall, ResponseCallOutput, ResponseCustomToolCall
+    ResponseUserMessage,
+    ResponseReasoning,
+    ResponseFunctionCall,
+    ResponseCallOutput,
+    ResponseCustomToolCall,
+    ResponseCompaction,
 )
 # Read later: a relay passes on items of any kind.
 ResponseInputItem = named(
@@ -295,9 +305,14 @@ def _not_kept(why: str) -> Field[None]:
     return omittable(Kind({"type": "null"}, read), "Not supported.")
 
 
+_MODEL = optional(string(max_bytes=MAX_ID_BYTES), ABOUT_MODEL)
+_INPUT = text_or(ResponseInputItem, 1, 4096, of="items")
+_PREVIOUS = optional(string(1, MAX_ID_BYTES), "The id of a stored response: its items precede these.")
+
+
 class ResponseOptions(Declared):
-    model = optional(string(max_bytes=MAX_ID_BYTES), ABOUT_MODEL)
-    input = required(text_or(ResponseInputItem, 1, 4096, of="items"))
+    model = _MODEL
+    input = required(_INPUT)
     instructions = optional(string(), "Placed before all items. They don't apply to the next response.")
     max_output_tokens = optional(
         whole(1), "Limited by --max-tokens and the context: the answer is truncated, not refused."
@@ -327,7 +342,7 @@ class ResponseOptions(Declared):
     conversation = _not_kept("this server keeps no conversations: use previous_response_id, or send all items")
     prompt = _not_kept("this server keeps no prompts: use instructions and input")
     stream = switch(False)
-    previous_response_id = optional(string(1, MAX_ID_BYTES), "The id of a stored response: its items precede these.")
+    previous_response_id = _PREVIOUS
     store = switch(
         True,
         "Store the response in memory for an hour, for clients with the same key. The default is true. Through a"
@@ -342,6 +357,13 @@ class ResponseOptions(Declared):
 
 class ResponseRequest(ResponseOptions, Sampling, Computation, Targets, Thoughts):
     pass
+
+
+class CompactionRequest(Declared):
+    model = _MODEL
+    input = optional(_INPUT, "May be absent where previous_response_id is given.")
+    instructions = optional(string(), "Placed before all items. They aren't part of the output.")
+    previous_response_id = _PREVIOUS
 
 
 # -- queries -----------------------------------------------------------------------------------------------------

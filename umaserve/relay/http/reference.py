@@ -10,6 +10,7 @@ from umaserve.relay.http.schemas import (
     AnthropicModel,
     AnthropicModels,
     AnyError,
+    CompactionRequest,
     DeleteResponseReply,
     Error,
     Health,
@@ -150,6 +151,13 @@ REFERENCE = Reference(
             "The number of tokens of a response's prompt",
             "The worker gets all items of a conversation.",
             body=Body(ResponseRequest),
+            replies=_WHOLE,
+        ),
+        ("POST", "/v1/responses/compact"): Operation(
+            "compactConversation",
+            "A summary of a conversation, as items of the next request",
+            "The worker gets all items of a conversation.",
+            body=Body(CompactionRequest),
             replies=_WHOLE,
         ),
         ("GET", "/v1/responses/{response_id}"): Operation(

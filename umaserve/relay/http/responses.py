@@ -15,7 +15,7 @@ import orjson
 from umaserve.core.errors import RequestError
 from umaserve.dialects.parameters import PRIORITY_HEADER
 from umaserve.dialects.responses import pages
-from umaserve.dialects.responses.keeping import RELAY_HEADER, Keeping, keeping
+from umaserve.dialects.responses.keeping import RELAY_HEADER, Keeping, compacting, keeping
 from umaserve.dialects.responses.kept import KeptResponses, TenantsResponses
 from umaserve.http.connection import JSON, HttpConnection, Serve
 from umaserve.net.input_budget import InputBudget
@@ -30,7 +30,8 @@ from umaserve.relay.pool.request import Client, RelayedRequest
 from umaserve.wire.http_head import Request
 
 COUNT = f"{pages.PATH}/input_tokens"
-RESPONSES = frozenset((pages.PATH, "/responses", COUNT))
+COMPACT = f"{pages.PATH}/compact"
+RESPONSES = frozenset((pages.PATH, "/responses", COUNT, COMPACT))
 """The paths whose bodies are relayed; the relay answers those below by itself."""
 FORGET_S = 60.0
 _OURS = ("previous_response_id", "background")
@@ -76,7 +77,7 @@ class Responses:
         fields = body.fields
         exchange = RelayExchange(connection, self._pool)
         try:
-            asked = keeping(fields, all_kept)
+            asked = (compacting if request.path == COMPACT else keeping)(fields, all_kept)
             own = None if request.path == COUNT else asked.own(f"resp_{secrets.token_hex(16)}", len(request.body))
         except RequestError:
             if any(map(fields.values.get, _OURS)):
@@ -95,7 +96,7 @@ class Responses:
             relayed.headers = {**default, **relayed.headers, **told}
             return relayed
 
-        if request.path == COUNT:
+        if request.path in (COUNT, COMPACT):
             self._send(connection, exchange, new_request(exchange))
         elif own is not None and asked.background:
             memory = self._budget.share(None)

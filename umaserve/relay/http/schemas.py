@@ -99,8 +99,11 @@ class OllamaModel(Declared):
     )
 
 
+_INPUT = omittable(value(type=["string", "array"]), "A text, or up to 4,096 items.")
+
+
 class ResponseRequest(Request):
-    input = omittable(value(type=["string", "array"]), "A text, or up to 4,096 items.")
+    input = _INPUT
     store = switch(True, "Whether the relay stores the response.")
     previous_response_id = optional(string(), "The stored response that this one continues.")
     background = switch(
@@ -108,6 +111,11 @@ class ResponseRequest(Request):
         "Whether the reply is sent at once, and the client fetches the response later. The limits of the relay's"
         " queue and of a request's time apply. Needs store, and takes no stream.",
     )
+
+
+class CompactionRequest(Request):
+    input = _INPUT
+    previous_response_id = optional(string(), "The stored response whose conversation is compacted.")
 
 
 class Response(Declared):
