@@ -244,7 +244,7 @@ def test_a_family_that_the_box_lacks_is_skipped(
     with caplog.at_level("INFO"):
         (sock,) = listening(stack, "both.example")
     assert sock.getsockname()[0] == "127.0.0.1"
-    assert "not on ::1" in caplog.text
+    assert "not listening on ::1" in caplog.text
     resolves_to(monkeypatch, "::1")
     with pytest.raises(
         ConfigError, match=r"^address \[::1\]:80: (Address family not|Cannot assign).*choose an address"
