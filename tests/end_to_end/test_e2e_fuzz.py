@@ -113,7 +113,7 @@ def bodies(draw: st.DrawFn, examples: Sequence[Any], known: Sequence[str]) -> by
     body = copy.deepcopy(draw(st.sampled_from(examples)))
     for _ in range(draw(st.integers(1, 3))):
         value = draw(VALUES)
-        if draw(st.booleans()):
+        if known and draw(st.booleans()):
             body[draw(st.sampled_from(known))] = value
         elif there := list(places(body)):
             container, key = draw(st.sampled_from(there))
@@ -124,7 +124,7 @@ def bodies(draw: st.DrawFn, examples: Sequence[Any], known: Sequence[str]) -> by
     if not draw(st.integers(0, 9)):
         body = draw(VALUES)
     text = json.dumps(body)
-    if isinstance(body, dict) and body and not draw(st.integers(0, 5)):  # A field twice.
+    if known and isinstance(body, dict) and body and not draw(st.integers(0, 5)):  # A field twice.
         text = f'{{"{draw(st.sampled_from(known))}": {json.dumps(draw(VALUES))}, {text[1:]}'
     return re.sub(r'"raw value (\d+)"', lambda found: RAW[int(found[1])], text).encode()
 

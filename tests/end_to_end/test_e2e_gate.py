@@ -191,11 +191,11 @@ def test_past_the_most_connections_the_next_is_told_so(small: Daemon):
             assert asks or http.rest() == b""
         assert (response.status, response.headers["connection"]) == (503, "close")
         assert response.error["code"] == "too_many_sessions"
-        assert response.error["message"].startswith("connection: 7 are open, which is the limit")
+        assert response.error["message"].startswith("connection: 7 connections are open, which is the limit")
     with small.connect() as last, small.connect() as too_late:
         last.send({"type": "metrics"})
         assert last.receive()["connections"] == 8, "one more is for the Unix sockets"
-        assert too_late.receive()["message"].startswith("connection: 8 are open, which is the limit")
+        assert too_late.receive()["message"].startswith("connection: 8 connections are open, which is the limit")
     assert inside[0].ask("GET", "/health").status == 200
     for http in inside:
         http.close()

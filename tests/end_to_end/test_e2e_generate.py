@@ -601,7 +601,7 @@ def test_feedback_that_nobody_keeps_says_so(client: Conversation):
     client.config(max_tokens=1)
     client.until("completion")
     client.send("feedback", rating=0)
-    assert client.receive()["message"].startswith("not kept")
+    assert client.receive()["message"].startswith("not stored")
 
 
 # -- errors ------------------------------------------------------------------------------------------------------
