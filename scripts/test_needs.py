@@ -44,8 +44,8 @@ NEEDS = {module: extra for extra, modules in EXTRAS.items() for module in module
 NEEDS |= {"minilm": "minilm", "llama_cpp": "llama.cpp", "daemon": "llama.cpp", "coding_agents": "agents"}
 _AT_THE_TOP = re.compile(r"^from ([\w.]+) import (\([^)]*\)|.*)|^import ([\w.]+)", re.MULTILINE)
 _LATER = re.compile(r"""^ +(?:from|import) (\w+)|importorskip\("(\w+)""", re.MULTILINE)
-_FOLDER = re.compile(r'Path\(sys\.prefix\) / "([\w.-]+)"')
-"""In the virtual environment; the downloads there are called by their folder."""
+_FOLDER = re.compile(r'\bsys\.prefix\)+ / "([\w.-]+)"')
+"""A folder in the virtual environment; the downloads there are called by their folder."""
 
 
 class Source(NamedTuple):

@@ -43,7 +43,7 @@ def test_a_restarted_daemon_reuses_what_was_computed(own_daemon, tmp_path: Path)
     third = own_daemon(*flags)
     third.wait_for(lambda values: values["disk_cache_bytes"] > 0)
     assert answer(third) == (text, 0)
-    assert "is removed" in third.logs
+    assert "kv_cache: removed" in third.logs
 
 
 def test_what_is_not_to_be_cached_is_not_written(own_daemon, tmp_path: Path) -> None:
