@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 
 from bench.processes import Served, free_address, running
 from umaserve.core.errors import ConfigError
+from umaserve.engine.context_size import settle
 from umaserve.engine.files.weights import choose
 from umaserve.engine.llama.model import find
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.system.cores import usable_cores
+from umaserve.system.memory import available_bytes
 
 VARIABLE = "LLAMA_SERVER"
 
@@ -40,15 +42,17 @@ def llama_server(path: str, layout: Sequence[str] = UNIFIED, **settings: str) ->
     """Run it with the environment's settings and these, named as the daemon's variables are; ready when given.
     ``layout``: one of ``LAYOUTS``, whose flags replace the settings'."""
     loaded = SETTINGS.load({}, {**os.environ, **settings}).config
-    # The same weights as the daemon's.
+    # The same weights as the daemon's, and as many cells.
     model = choose(find(loaded.model), loaded, lambda _fraction: True).path
+    loaded, _bytes = settle(model, loaded, available_bytes(), lambda: True)
     with _running(path, ["--model", model], layout, loaded) as at:
         yield at
 
 
 @contextlib.contextmanager
 def router(path: str, folder: str, **settings: str) -> Iterator[Served]:
-    """Run it as a router of the models in ``folder``, each in a process of its own that starts when it is asked for."""
+    """Run it as a router of the models in ``folder``, each in a process of its own that starts when it is asked for.
+    The settings have the number of cells."""
     loaded = SETTINGS.load({}, {**os.environ, **settings}).config
     with _running(path, ["--models-dir", folder], UNIFIED, loaded) as at:
         yield at

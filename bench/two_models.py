@@ -24,6 +24,7 @@ NEW, NEW_OF_THEIRS = "a new daemon", f"a new {THEIRS}"
 TWO_OF_THEIRS, ROUTER = f"two {THEIRS}s", f"{THEIRS} as router"
 _SETTINGS = {
     "UMA_WEIGHTS": "as-is",
+    "UMA_N_CTX": "16384",
     "UMA_MAX_TOKENS": str(STREAM_TOKENS),
     # A stream that guesses its own repetitions has gaps of nothing, which would flatter the rest.
     "UMA_SPECULATION": "false",
