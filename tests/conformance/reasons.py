@@ -10,8 +10,6 @@ LANGCHAIN = {
     "that are coroutines did not run.",
     r"test_usage_metadata_streaming: assert None": "LangChain's: but for OpenAI's own address, it asks for the usage "
     "of a stream only with `stream_usage=True`.",
-    r"test_tool_calling_with_no_arguments: .*argument": "umaserve's: a tool whose schema names no properties may be "
-    "called with any.",
     r"length limit was reached|Failed to parse Joke": "The model's: it writes until the limit of 96 tokens, so that "
     "the object has no end.",
     r"test_agent_loop|tool call|assert 0 == 1|test_bind_runnables_as_tools": "The model's: with 135 million "

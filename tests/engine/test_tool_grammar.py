@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from tool_forms import FORMS
 from umaserve.chat_format.written_calls import written
 from umaserve.core.requests import Grammar, Syntax, Tool, ToolCall
 from umaserve.core.tool_call_format import ToolForm
+from umaserve.engine.grammar.loose_tools import loosened
 from umaserve.engine.grammar.tool_grammar import of_tools
 from umaserve.engine.template.template import Template
 
@@ -33,9 +35,15 @@ VALUES = {"city": "Zürich, 12", "days": -3, "unit": "C", "exact": True, "units"
 
 
 def accepts(
-    form: ToolForm, text: str, *, must_call: bool = True, several: bool = True, or_schema: Grammar | None = None
+    form: ToolForm,
+    text: str,
+    *,
+    must_call: bool = True,
+    several: bool = True,
+    or_schema: Grammar | None = None,
+    tools: Sequence[Tool] = TOOLS,
 ) -> bool:
-    grammar = of_tools(form, TOOLS, must_call=must_call, several=several, or_schema=or_schema)
+    grammar = of_tools(form, tools, must_call=must_call, several=several, or_schema=or_schema)
     matcher = LLMatcher(TOKENIZER, grammar.lark, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     data = text.removeprefix(form.opened).encode()
@@ -76,6 +84,35 @@ def test_calls_are_accepted_and_those_of_wrong_names_and_types_are_not(name: str
 @pytest.mark.parametrize("name", NAMES)
 def test_calls_in_the_forms_of_llama_cpps_templates(name: str) -> None:
     check(Template(template_source(name), "<s>", "</s>").tool_form)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("schema", "takes"),
+    [
+        ({}, False),
+        ({"type": "object"}, False),
+        ({"type": "object", "properties": {}, "required": [], "title": "NoArguments"}, False),
+        ({"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "properties": {}}, False),
+        ({"type": "object", "properties": {}, "additionalProperties": False}, False),
+        ({"type": "object", "properties": {}, "additionalProperties": True}, True),
+        ({"type": "object", "additionalProperties": {}}, True),
+        ({"additionalProperties": {"type": "string"}}, True),
+        ({"type": "object", "patternProperties": {"^x$": {"type": "string"}}}, True),
+        ({"type": "object", "required": ["x"]}, True),
+        ({"$ref": "#/$defs/of", "$defs": {"of": {"type": "object", "properties": {"x": {"type": "string"}}}}}, True),
+    ],
+)
+def test_a_tool_without_parameters_takes_none_unless_it_says_so(
+    schema: dict[str, object], takes: bool, strict: bool
+) -> None:
+    tool = loosened(Tool("f", "", json.dumps(schema), strict=strict))
+    for form in (FORMS["json"], FORMS["tags"]):
+        # Names that only a pattern, or a reference, tells are not in the forms that have no JSON.
+        if form.parameters is None or not schema.keys() & {"patternProperties", "$ref"}:
+            assert accepts(form, called(form, name="f", **dict.fromkeys(VALUES), x="1"), tools=[tool]) is takes
+        if not schema.get("required"):
+            assert accepts(form, called(form, name="f", **dict.fromkeys(VALUES)), tools=[tool])
 
 
 @pytest.mark.parametrize("name", FORMS)

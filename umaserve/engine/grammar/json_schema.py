@@ -40,6 +40,8 @@ _IDLE = {
     *("deprecated", "readOnly", "writeOnly", "nullable", "discriminator", "$comment"),
 }
 """Keywords that restrict nothing, or not without others, which are refused."""
+_OF_NOTHING = _IDLE | {"$schema", "$id", "$defs", "definitions"}
+"""Keywords beside which an object without properties may have none."""
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
 """Parts that regular expressions of other makes have, and llguidance's don't."""
 _FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
@@ -76,6 +78,24 @@ def loosened(schema_text: str, field: str) -> tuple[str, set[str]]:
     schema = _parsed(schema_text, field)
     reducer = _Reducer(closed=not _puts_together(schema), loose=True)
     return json.dumps(reducer.schema(schema, field, 0), ensure_ascii=False), reducer.dropped
+
+
+def without_any(schema_text: str) -> str:
+    """The schema of a tool's arguments, closed if it names none. Others stay as they are.
+
+    JSON Schema has ``{"type": "object"}`` and empty ``properties`` allow any property. Yet whoever writes a function
+    without parameters has nothing else to write: OpenAI calls an omitted schema an empty list of parameters, and
+    programs pass on what was called to a function that takes none. ``additionalProperties`` says if any are meant.
+    """
+    match json.loads(schema_text):
+        case {**schema} if (
+            schema.get("type", "object") == "object"
+            and not schema.get("properties")
+            and not schema.get("required")
+            and schema.keys() - _OF_NOTHING <= {"type", "properties", "required"}
+        ):
+            return '{"type": "object", "properties": {}, "additionalProperties": false}'
+    return schema_text
 
 
 def _parsed(schema_text: str, field: str) -> Schema:

@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 
 def loosened(tool: Tool) -> Tool:
-    """``tool`` without the keywords that can't be enforced, unless it is strict."""
+    """``tool`` without the keywords that can't be enforced, unless it is strict. One without parameters takes none."""
+    tool = replace(tool, parameters=json_schema.without_any(tool.parameters))
     if _is_binding(tool):
         return tool
     try:

@@ -191,7 +191,7 @@ def _arguments(form: ParameterForm, schema: dict[str, Any], tool: int, field: st
         yield f"more_{name}: {between} argument_{name} {following}{skipped.format('more')}\n"
         yield from _argument(form, key, properties[key], schema, name, f"{field}.properties.{key}")
     last = f"{tool}_{len(names)}"
-    if schema.get("additionalProperties", not names):
+    if schema.get("additionalProperties", not names) is not False:
         typed = len({before for _kind, before in form.before}) > 1
         kinds_of_any = [kind for kind, _before in form.before] if typed else [""]
         ways = [f"{_before(form, kind or 'string')} any_{kind}_{tool}" for kind in kinds_of_any]
