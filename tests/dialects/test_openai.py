@@ -68,7 +68,7 @@ from umaserve.dialects.openai.embeddings import (
 from umaserve.dialects.openai.errors import error_body, http_error
 from umaserve.dialects.openai.models import model, models
 from umaserve.dialects.openai.requests import count_request
-from umaserve.dialects.openai.schemas import MAX_ARGUMENTS_BYTES
+from umaserve.dialects.openai.tool_schemas import MAX_ARGUMENTS_BYTES
 from umaserve.dialects.parameters import RequestLimits, json_body
 from umaserve.dialects.schemas import MAX_SEED
 from umaserve.wire.fields import Fields

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import math
@@ -11,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from umaserve.core.errors import Fault, ModelNotFound, RequestError, model_not_granted
-from umaserve.core.events import ListedModel, ModelInfo, ModelState
+from umaserve.core.events import ListedModel, ModelInfo
 from umaserve.core.metrics import ServingMetrics
 from umaserve.core.model_names import DEFAULT
 from umaserve.core.requests import Generate
-from umaserve.models import residency
+from umaserve.models import report, residency
 from umaserve.models.engine_supervisor import NewEngine
 from umaserve.models.engine_threads import EngineThreads
 from umaserve.models.known_models import KnownModels
@@ -43,15 +42,6 @@ LOOK_S = 5.0
 """Seconds between two looks at what has changed without an event: work ends, other programs take memory."""
 WAITING_LOOK_S = 0.05
 """Seconds between two looks at such changes while somebody waits for a model."""
-_STATES = {
-    State.UNLOADED: ModelState.UNLOADED,
-    State.LOADING: ModelState.LOADING,
-    State.LOADED: ModelState.LOADED,
-    State.UNLOADING: ModelState.UNLOADING,
-    State.FAILED: ModelState.FAILED,
-}
-_OF_EACH = ("active_sessions", "waiting_sessions", "threads", "kv_cells_used", "kv_cells_cached", "kv_cells_total")
-"""Metrics of all models together that are told of each, too."""
 
 
 class Models:
@@ -130,30 +120,13 @@ class Models:
 
     def listed(self, caller: Caller | None = None) -> Sequence[ListedModel]:
         """Models of the catalogue, of ``caller`` those for it, the default one first."""
-        now, clock = self._loop.now(), time.time()
-        models = [self._listed(self._hosts[spec.name], clock - now) for spec in self._catalogue.models]
-        return [model for model in models if caller is None or caller.may_use(model.name, model.aliases)]
-
-    def _listed(self, host: ModelHost, since_1970: float) -> ListedModel:
-        used, state = host.last_used_at, host.state
-        if host.awaited and state in (State.UNLOADED, State.FAILED):
-            state = State.LOADING  # Once there is room, or its pause is over.
-        return ListedModel(
-            name=host.name,
-            aliases=host.spec.aliases,
-            description=host.spec.description,
-            default=host is self.default,
-            size_bytes=host.spec.size_bytes,
-            state=_STATES[state],
-            progress=host.place.progress if host.state in (State.LOADING, State.LOADED) else 0.0,
-            needed_bytes=host.loading.needed_bytes,
-            last_used_at=None if used == -math.inf else used + since_1970,
-            info=host.info,
-            architecture=host.spec.architecture if host.info is None else host.info.architecture,
-            takes=_takes(host),
-            context_tokens=host.loading.context_tokens if host.info is None else host.info.context_tokens,
-            room_bytes=None if state in (State.LOADED, State.UNLOADING) else self._room_bytes,
-        )
+        since_1970 = time.time() - self._loop.now()
+        hosts = [self._hosts[spec.name] for spec in self._catalogue.models]
+        return [
+            report.listed(host, default=host is self.default, room_bytes=self._room_bytes, since_1970=since_1970)
+            for host in hosts
+            if caller is None or caller.may_use(host.name, host.spec.aliases)
+        ]
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -432,41 +405,16 @@ class Models:
 
     def snapshot(self) -> Mapping[str, int | float | str]:
         """The models' part of the metrics: of all together, except the names."""
-        each = [host.snapshot() for host in self]
         about: dict[str, int | float | str] = {
             "load_progress": round(self.default.place.progress, 3),
             "model": "" if self.default.info is None else self.default.name,
         }
-        of_all = {name: functools.reduce(_together, (one[name] for one in each)) for name in each[0]}
-        return {**about, **of_all, **self._metrics.snapshot()}
+        return {**about, **report.metrics_of_all(list(self)), **self._metrics.snapshot()}
 
     def snapshot_of_each(self) -> Mapping[str, Mapping[str, int | str]]:
         """The metrics of each by its name; ``exposition.MODEL_HELP`` explains them."""
-        return {one.name: self._snapshot_of(one) for one in self.listed()}
-
-    def _snapshot_of(self, model: ListedModel) -> Mapping[str, int | str]:
-        host = self._hosts[model.name]
-        now = host.snapshot()
-        return {
-            "state": model.state.value,
-            "memory_bytes": model.needed_bytes if host.state in (State.LOADED, State.UNLOADING) else 0,
-            "last_used": int(model.last_used_at or 0),
-            **{name: int(now[name]) for name in _OF_EACH},
-            **host.totals(),
-        }
+        return {model.name: report.metrics(self._hosts[model.name], model) for model in self.listed()}
 
 
 def _nothing() -> None:
     """Does nothing: scheduling it makes the loop turn once more."""
-
-
-def _takes(host: ModelHost) -> Sequence[str] | None:
-    """Kinds of media that the model takes, as ``ListedModel.takes``."""
-    if host.info is None:
-        return None if host.spec.config.mmproj else ()
-    kinds = (("image", host.info.sees), ("audio", host.info.hears), ("video", host.info.sees))
-    return tuple(kind for kind, taken in kinds if taken)
-
-
-def _together(one: int | float | str, other: int | float | str) -> int | float | str:
-    return one or other if isinstance(one, str) or isinstance(other, str) else one + other

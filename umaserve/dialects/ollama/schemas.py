@@ -10,7 +10,7 @@ from umaserve.core.errors import RequestError
 from umaserve.core.requests import Grammar, Image, Syntax
 from umaserve.dialects.content import MAX_MEDIA
 from umaserve.dialects.grammars import ANY_OBJECT, MAX_SCHEMA_BYTES
-from umaserve.dialects.openai.schemas import MAX_TOOLS, Tool, ToolChoice
+from umaserve.dialects.openai.tool_schemas import MAX_TOOLS, Tool, ToolChoice
 from umaserve.dialects.schemas import MAX_ID_BYTES, MAX_SEED, MAX_TURNS, ROLES, Sampling, Targets
 from umaserve.wire import fields
 from umaserve.wire.declared import (

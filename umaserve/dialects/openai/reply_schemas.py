@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from umaserve.dialects.openai.schemas import CREATED, TOOL_CALL
+from umaserve.dialects.openai.schemas import CREATED
+from umaserve.dialects.openai.tool_schemas import TOOL_CALL
 from umaserve.dialects.schemas import (
     Error,
     FinishReason,

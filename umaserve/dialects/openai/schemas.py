@@ -8,11 +8,10 @@ from typing import Any
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.requests import SoundFormat
-from umaserve.dialects.grammars import MAX_SCHEMA_BYTES, SCHEMA
+from umaserve.dialects.grammars import SCHEMA
+from umaserve.dialects.openai.tool_schemas import CALL_ID, MAX_TOOLS, TOOL, TOOL_CALL, ToolChoice
 from umaserve.dialects.schemas import (
     ABOUT_MODEL,
-    ABOUT_STRICT,
-    ABOUT_TOOL_FORMAT,
     MAX_ID_BYTES,
     MAX_TURNS,
     Base64,
@@ -21,8 +20,6 @@ from umaserve.dialects.schemas import (
     Targets,
     TemplateKwargs,
     Thoughts,
-    ToolGrammar,
-    ToolText,
 )
 from umaserve.wire import fields
 from umaserve.wire.declared import (
@@ -36,7 +33,6 @@ from umaserve.wire.declared import (
     const,
     named,
     omittable,
-    one_of,
     optional,
     required,
     string,
@@ -44,13 +40,10 @@ from umaserve.wire.declared import (
     text_or,
     whole,
 )
-from umaserve.wire.fields import Fields, bad_request, dump_capped, kind_of, out_of_range
+from umaserve.wire.fields import bad_request, kind_of, out_of_range
 from umaserve.wire.long_texts import as_string
 
 MAX_PARTS = 256
-MAX_TOOLS = 128
-MAX_ARGUMENTS_BYTES = 256 * 1024
-"""Bytes of arguments that are an object, as JSON."""
 MAX_CHOICES = 8
 MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
@@ -87,20 +80,10 @@ def _image_data(url: Any, path: str) -> str | memoryview:
     return url[begin.end() :]
 
 
-def _arguments(given: Any, path: str) -> str:
-    """A call's arguments: JSON text, or whatever the model wrote in its place, also what was cut off. Some clients send
-    an object, and an empty text where there are none."""
-    if isinstance(given, dict):
-        return dump_capped(given, path, MAX_ARGUMENTS_BYTES).decode()
-    return fields.string(given, path, empty=True) or "{}"
-
-
 IMAGE_URL = Kind(
     string(pattern="^[Dd][Aa][Tt][Aa]:[Ii][Mm][Aa][Gg][Ee]/[^,]+;[Bb][Aa][Ss][Ee]64,.").schema, _image_data
 )
 DETAIL = choice("auto", "high", "low", "original")
-ARGUMENTS = Kind({"type": ["string", "object"]}, _arguments)
-CALL_ID = string(1, MAX_ID_BYTES)
 
 
 class TextPart(Declared):
@@ -132,41 +115,6 @@ CONTENT = text_or(by_type(TextPart, ImagePart, AudioPart), 1, MAX_PARTS, of="par
 TEXT = text_or(by_type(TextPart), 1, MAX_PARTS, of="text parts")
 
 
-def _of_type(function: type[Declared], custom: type[Declared]) -> Kind[Any]:
-    """An object of one of two classes, which its ``type`` tells: some clients leave that of a function out."""
-
-    def read(given: Any, path: str) -> Declared:
-        of = Fields.of(given, path)
-        return (custom if of.one_of("type", ("function", "custom")) == "custom" else function).view(of)
-
-    return Kind(one_of(function, custom).schema, read)
-
-
-class _CalledFunction(Declared):
-    name_ = required(string(1))
-    arguments = required(ARGUMENTS, "A JSON object as text, which may be empty where there are none; or the object.")
-
-
-class ToolCall(Declared):
-    id = required(CALL_ID)
-    type = optional(choice("function"))
-    function = required(_CalledFunction)
-
-
-class _CalledCustom(Declared):
-    name_ = required(string(1))
-    input = required(string())
-
-
-class CustomToolCall(Declared):
-    id = required(CALL_ID)
-    type = required(const("custom"))
-    custom = required(_CalledCustom)
-
-
-TOOL_CALL = _of_type(ToolCall, CustomToolCall)
-
-
 class Message(Declared):
     role = required(choice("system", "developer", "user", "assistant", "tool"))
     content = optional(
@@ -181,106 +129,6 @@ class Message(Declared):
     )
     reasoning = optional(string(), "Another name of reasoning_content.")
     tool_call_id = optional(CALL_ID, "The call that a message of the role tool answers.")
-
-
-# -- tools -------------------------------------------------------------------------------------------------------
-
-
-def _function_name(given: Any, path: str) -> str:
-    name = fields.string(given, path)
-    if not re.fullmatch("[A-Za-z0-9_-]{1,64}", name):
-        raise out_of_range(path, "1 to 64 letters, digits, _ or -", f'"{name}"')
-    return name
-
-
-_FUNCTION_NAME = Kind(string(pattern="^[A-Za-z0-9_-]{1,64}$").schema, _function_name)
-
-
-class _ToolFunction(Declared):
-    name_ = required(_FUNCTION_NAME)
-    description = optional(string(max_bytes=MAX_SCHEMA_BYTES))
-    parameters = optional(SCHEMA, "The JSON schema of the arguments.")
-    strict = optional(
-        boolean(),
-        ABOUT_STRICT,
-    )
-
-
-class Tool(Declared):
-    type = optional(choice("function"))
-    function = required(_ToolFunction)
-
-
-class _GrammarFormat(Declared):
-    type = required(const("grammar"))
-    grammar = required(ToolGrammar)
-
-
-class _CustomTool(Declared):
-    name_ = required(_FUNCTION_NAME)
-    description = optional(string(max_bytes=MAX_SCHEMA_BYTES))
-    format = optional(by_type(ToolText, _GrammarFormat), ABOUT_TOOL_FORMAT)
-
-
-class CustomTool(Declared):
-    """A tool whose input is one text."""
-
-    type = required(const("custom"))
-    custom = required(_CustomTool)
-
-
-class _ToolName(Declared):
-    name_ = required(_FUNCTION_NAME)
-
-
-class NamedTool(Declared, also={"anyOf": [{"required": ["function"]}, {"required": ["name"]}]}):
-    """One tool. The name may also be beside the type, as in the Responses API."""
-
-    type = optional(choice("function"))
-    function = omittable(_ToolName)
-    name_ = omittable(_FUNCTION_NAME)
-
-
-class NamedCustomTool(Declared):
-    """One custom tool."""
-
-    type = required(const("custom"))
-    custom = required(_ToolName)
-
-
-class _NamedTools(Declared):
-    mode = required(choice("auto", "required"))
-    tools = required(array(_of_type(NamedTool, NamedCustomTool), 1, MAX_TOOLS, of="tools"))
-
-
-class AllowedTools(Declared):
-    """Only these tools."""
-
-    type = required(const("allowed_tools"))
-    allowed_tools = required(_NamedTools)
-
-
-_WAYS = choice("none", "auto", "required")
-
-
-_CHOICES: dict[str, type[NamedTool | NamedCustomTool | AllowedTools]] = {
-    "function": NamedTool,
-    "custom": NamedCustomTool,
-    "allowed_tools": AllowedTools,
-}
-
-
-def _tool_choice(given: Any, path: str) -> str | NamedTool | NamedCustomTool | AllowedTools:
-    if not isinstance(given, dict):
-        return str(_WAYS.read(given, path))
-    of = Fields.of(given, path)
-    return of.choice("type", _CHOICES, NamedTool).view(of)
-
-
-ToolChoice = named(
-    "ToolChoice",
-    Kind({"oneOf": [_WAYS.schema, *_CHOICES.values(), {"type": "null"}], "default": "auto"}, _tool_choice),
-)
 
 
 # -- requests ----------------------------------------------------------------------------------------------------
@@ -398,7 +246,7 @@ class ChatRequest(_Request, Sampling, Computation, Targets, Thoughts, TemplateKw
     top_logprobs = optional(
         whole(0, MAX_TOP_LOGPROBS), "Return also those of this many of the likeliest tokens; needs logprobs."
     )
-    tools = optional(array(_of_type(Tool, CustomTool), high=MAX_TOOLS, of="tools"))
+    tools = optional(array(TOOL, high=MAX_TOOLS, of="tools"))
     tool_choice = omittable(ToolChoice)
     parallel_tool_calls = optional(
         boolean(), "Whether there may be several calls. The default is true, unless a call is required."

@@ -10,22 +10,24 @@ from umaserve.core.requests import Audio, ChatTurn, Image, Media, Tool, ToolCall
 from umaserve.dialects.content import check_media, in_order_of_calls, joined, turn_bytes
 from umaserve.dialects.custom_tools import custom_arguments, custom_tool, grammar_bytes
 from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
-from umaserve.dialects.openai import schemas
+from umaserve.dialects.openai import tool_schemas
 from umaserve.dialects.openai.schemas import (
-    CALL_ID,
     CONTENT,
     TEXT,
-    AllowedTools,
     AudioPart,
     ChatRequest,
-    CustomTool,
-    CustomToolCall,
     ImagePart,
     InputAudio,
     Message,
+    TextPart,
+)
+from umaserve.dialects.openai.tool_schemas import (
+    CALL_ID,
+    AllowedTools,
+    CustomTool,
+    CustomToolCall,
     NamedCustomTool,
     NamedTool,
-    TextPart,
 )
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
 from umaserve.dialects.schemas import ToolText
@@ -47,7 +49,7 @@ def turns(given: ChatRequest, limits: RequestLimits) -> tuple[ChatTurn, ...]:
     return read
 
 
-def tools(given: Sequence[schemas.Tool | CustomTool], path: str) -> tuple[Tool, ...]:
+def tools(given: Sequence[tool_schemas.Tool | CustomTool], path: str) -> tuple[Tool, ...]:
     """The tools that the model may call; their names are unique."""
     read = tuple(map(_tool, given))
     names = [tool.name for tool in read]
@@ -154,7 +156,7 @@ def recording(given: InputAudio) -> Audio:
     return Audio(given.data, given.name("data"))
 
 
-def _call(given: schemas.ToolCall | CustomToolCall) -> ToolCall:
+def _call(given: tool_schemas.ToolCall | CustomToolCall) -> ToolCall:
     # Any name, not only a tool's: it is an earlier answer of the model, which may have invented one.
     if isinstance(given, CustomToolCall):
         name, arguments = given.custom.name_, custom_arguments(given.custom.input)
@@ -163,7 +165,7 @@ def _call(given: schemas.ToolCall | CustomToolCall) -> ToolCall:
     return ToolCall(given.id, name, arguments)
 
 
-def _tool(given: schemas.Tool | CustomTool) -> Tool:
+def _tool(given: tool_schemas.Tool | CustomTool) -> Tool:
     if isinstance(given, CustomTool):
         custom = given.custom
         wanted = custom.format

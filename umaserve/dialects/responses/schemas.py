@@ -8,14 +8,13 @@ from typing import Any
 from umaserve.core.errors import Fault, RequestError
 from umaserve.dialects.grammars import MAX_SCHEMA_BYTES, SCHEMA
 from umaserve.dialects.openai.schemas import (
-    ARGUMENTS,
-    CALL_ID,
     DETAIL,
     IMAGE_URL,
     MAX_TOP_LOGPROBS,
     REASONING_EFFORTS,
     InputAudio,
 )
+from umaserve.dialects.openai.tool_schemas import ARGUMENTS, CALL_ID
 from umaserve.dialects.schemas import (
     ABOUT_MODEL,
     ABOUT_STRICT,
