@@ -215,7 +215,8 @@ class Answer:
         if reference is not None:
             self.speaker.clone(reference, self.worker.submit)
 
-    def _spoken(self, audio: bytes, n_samples: int) -> None:
+    def _spoken(self, audio: bytes, n_samples: int, sentence: str) -> None:
+        assert sentence
         assert n_samples == len(audio) // 4
         self.heard.append(heard(audio))
         self.on_audio()

@@ -172,6 +172,8 @@ class Spoken:
     """A part of the answer's speech in ``Speaking.sound_format``; of a compressed file the next bytes."""
 
     sound: bytes
+    text: str = field(default="", compare=False)
+    """The sentence that begins with it, as it is spoken; empty: an earlier one goes on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 Submit = Callable[[LengthyJob, Done], None]
 SubmitDecoding = Callable[[Callable[[], Samples], Done], None]
 Encode = Callable[[Samples, YieldPoint], bytes]
-Spoken = Callable[[bytes, int], None]
+Spoken = Callable[[bytes, int, str], None]
 Ended = Callable[[SpeechError | None], None]
 
 
@@ -70,9 +70,9 @@ class Speaker:
 
     ``language``: as of ``Voice.speak``. ``submit``: runs a job on the voice's thread. ``encode``: called on that thread
     with the samples of each sentence in order, and with a pause as of ``Voice.speak``; returns bytes. ``spoken``:
-    called with these bytes and the number of samples, once per sentence. ``ended``: called once, last: from within
-    ``finish`` if nothing is left to say, or with an error at any time, after which further text is dropped. One job is
-    in flight at a time, so that concurrent answers take turns. Queues at most the answer's text.
+    called with these bytes, the number of samples and the sentence, once per sentence. ``ended``: called once, last:
+    from within ``finish`` if nothing is left to say, or with an error at any time, after which further text is dropped.
+    One job is in flight at a time, so that concurrent answers take turns. Queues at most the answer's text.
     """
 
     def __init__(
@@ -159,8 +159,8 @@ class Speaker:
         if self._move(Event.ALL_DONE) is State.ENDED:
             self._ended(None)
 
-    def _speak(self, sentence: str, pause: YieldPoint) -> tuple[bytes, int]:
-        """The encoded sentence and its number of samples; empty if abandoned. Runs on the voice's thread."""
+    def _speak(self, sentence: str, pause: YieldPoint) -> tuple[bytes, int, str]:
+        """The encoded sentence, its number of samples, and itself; empty if abandoned. Runs on the voice's thread."""
 
         def pause_if_wanted() -> None:
             pause()
@@ -168,14 +168,14 @@ class Speaker:
                 raise _Abandoned
 
         if self._has_ended():
-            return b"", 0
+            return b"", 0, ""
         try:
             samples = self._voice.speak(sentence, self._speaker, self._language, pause_if_wanted)
-            return self._encode(samples, pause_if_wanted), len(samples)
+            return self._encode(samples, pause_if_wanted), len(samples), sentence
         except _Abandoned:
-            return b"", 0
+            return b"", 0, ""
 
-    def _done(self, result: tuple[bytes, int] | BaseException) -> None:
+    def _done(self, result: tuple[bytes, int, str] | BaseException) -> None:
         if self._has_ended():
             return
         if isinstance(result, BaseException):
@@ -191,9 +191,9 @@ class Speaker:
             if not self._has_ended():
                 self._go_on()
 
-    def _hand_on(self, sound: bytes, n_samples: int) -> None:
+    def _hand_on(self, sound: bytes, n_samples: int, sentence: str) -> None:
         if n_samples:
-            self._spoken(sound, n_samples)
+            self._spoken(sound, n_samples, sentence)
 
     def _fail(self, error: BaseException) -> None:
         self.abandon()

@@ -212,10 +212,10 @@ class SpokenAnswer:
             sound.append(self._encoder.encode(samples[start : start + ENCODED_AT_ONCE]))
         return b"".join(sound)
 
-    def _on_spoken(self, sound: bytes, n_samples: int) -> None:
+    def _on_spoken(self, sound: bytes, n_samples: int, sentence: str) -> None:
         self.samples += n_samples
         for start in range(0, len(sound), MAX_PART_BYTES):
-            self._deliver(Spoken(sound[start : start + MAX_PART_BYTES]))
+            self._deliver(Spoken(sound[start : start + MAX_PART_BYTES], "" if start else sentence))
 
     def _on_ended(self, error: SpeechError | None) -> None:
         if error is not None:
@@ -227,7 +227,7 @@ class SpokenAnswer:
             assert self._finished is not None
             if self._encoder is not None:
                 # A frame or two: less than 5 ms.
-                self._on_spoken(self._encoder.finish(), 0)
+                self._on_spoken(self._encoder.finish(), 0, "")
             # Delivering the file's end may have abandoned the answer.
             if not self._abandoned:
                 self._over(self)
