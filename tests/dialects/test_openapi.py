@@ -214,6 +214,8 @@ def test_examples_work(http: httpx.Client, keyed: httpx.Client, path: str, name:
 )
 def test_refusals_are_as_described(http: httpx.Client, path: str, request_: dict, status: int):
     response = http.post(path, **{"headers": {"Content-Type": "application/json"}} | request_)
+    if path == "/v1/realtime/client_secrets" and request_ == {"content": b"{}"}:
+        status = 200  # All of its fields may be absent.
     assert response.status_code == status
     check_response(response, POSTS[path])
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+from umaserve.access.client_secrets import ClientSecrets
 from umaserve.core.events import ListedModel, ModelInfo, ModelState
 from umaserve.daemon.http.pages import own_pages
 from umaserve.daemon.http.routes import DIALECTS
@@ -94,5 +95,6 @@ def facts(**settings: Any) -> Facts:
         started_at=0,
         detached=SimpleNamespace(enabled=False),
         kept_responses=KeptResponses(lambda: 0.0),
+        client_secrets=ClientSecrets(lambda: 0.0),
     )
     return Services.facts(cast("Services", about), Caller("any", "ip:127.0.0.1"))

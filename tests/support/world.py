@@ -10,6 +10,7 @@ from clock import Clock
 from hooked_loop import HookedLoop
 from standin import StandInEngine, StandInVoice, SteppedWorker
 
+from umaserve.access.client_secrets import ClientSecrets
 from umaserve.core.events import ListedModel, Metrics, ModelInfo, ModelState
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.services import Services
@@ -147,6 +148,7 @@ class DaemonWorld(World):
             speech=self.speech,
             recordings=Recordings("", 0, 0, nothing),
             kept_responses=KeptResponses(self.clock),
+            client_secrets=ClientSecrets(self.clock),
             ref_audio=None,
             content_filter=None,
             input_budget=self.budget,

@@ -19,8 +19,10 @@ from umaserve.wire.multipart import MULTIPART
 log = logging.getLogger(__name__)
 
 SUBPROTOCOL = "umaserve"
-KEY_SUBPROTOCOL = "bearer."
-"""Browsers can't set headers on a WebSocket, so a key may be offered as a subprotocol with this prefix."""
+REALTIME_SUBPROTOCOL = "realtime"
+KEY_SUBPROTOCOLS = ("bearer.", "openai-insecure-api-key.")
+"""Browsers can't set headers on a WebSocket, so a key may be offered as a subprotocol with one of these prefixes: ours,
+or that of OpenAI's Realtime API."""
 ANY = "*"
 _CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 _CORS_HEADERS = "Authorization, Content-Type, X-Api-Key"
@@ -126,8 +128,9 @@ class Gate:
         if key := request.header("x-api-key"):
             return key
         for offered in request.header_items("sec-websocket-protocol"):
-            if offered.startswith(KEY_SUBPROTOCOL):
-                return offered.removeprefix(KEY_SUBPROTOCOL)
+            for prefix in KEY_SUBPROTOCOLS:
+                if offered.startswith(prefix):
+                    return offered.removeprefix(prefix)
         return None
 
     def key_of(self, request: Request) -> Key | None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from umaserve.access.client_secrets import ClientSecrets
 from umaserve.access.gate import Gate, Names
 from umaserve.access.keys import KeyFile
 from umaserve.core.errors import ConfigError, Fault, ModelError, RequestError
@@ -144,6 +145,7 @@ class Server:
             speech=self._voices.speech,
             recordings=Recordings(config.recordings, config.recordings_bytes, config.recordings_age * 86400, loop.wake),
             kept_responses=KeptResponses(loop.now),
+            client_secrets=ClientSecrets(loop.now),
             ref_audio=self._voices.ref_audio,
             content_filter=self._content_filter,
             # Two of the largest messages: one comes while another is prepared.

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from umaserve.access.client_secrets import ClientSecrets
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Metrics, ModelInfo
 from umaserve.core.requests import Cancel, Generate, Infill, MixedText, Prompt, Steering, TokenIds
@@ -45,6 +46,7 @@ class Services:
     speech: Speech
     recordings: Recordings
     kept_responses: KeptResponses
+    client_secrets: ClientSecrets
     ref_audio: RefAudio | None
     content_filter: ContentFilter | None
     input_budget: InputBudget
@@ -77,6 +79,7 @@ class Services:
             resumable=self.detached.enabled,
             recorded=bool(config.recordings),
             kept=None if caller is None else self.kept_responses.of(caller.tenant),
+            new_client_secret=None if caller is None else functools.partial(self.client_secrets.new, caller),
             steer=functools.partial(_steer, self.models, caller),
             running=lambda: _running(self.models, shown=config.slots_prompts),
         )

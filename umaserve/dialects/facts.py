@@ -76,6 +76,9 @@ class Facts:
     makes of it; returns how many there are. Raises what the function raises, and then steers none."""
     kept: TenantsResponses | None
     """The responses that are kept for the caller; ``None`` where nobody could come back for one."""
+    new_client_secret: Callable[[Mapping[str, Any], float], str] | None = None
+    """Makes a short-lived key for sessions that begin with these settings, valid for so many seconds; raises
+    ``RequestError`` where there are too many. ``None``: nobody could come with one."""
     asked_model: str = ""
     """The model that a WebSocket's messages mean where they name none, or the default one."""
     kept_by_relay: Mapping[str, Any] = field(default_factory=dict)

@@ -290,6 +290,11 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
+class RealtimeSessions:
+    """The sessions of OpenAI's Realtime API, each on a WebSocket."""
+
+
+@dataclass(frozen=True, slots=True)
 class Echo:
     """A WebSocket that sends everything back, for conformance suites."""
 
@@ -304,7 +309,7 @@ class Route:
     """A path's method and endpoint. ``public``: no key is needed. ``operators``: it is for those only."""
 
     method: str
-    endpoint: Page | Document | Posted | Conversation | Echo | Watch
+    endpoint: Page | Document | Posted | Conversation | RealtimeSessions | Echo | Watch
     public: bool = False
     operators: bool = False
     also: Route | None = None

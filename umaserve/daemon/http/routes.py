@@ -15,10 +15,11 @@ from umaserve.dialects.llama_server.routes import DIALECT as LLAMA_SERVER
 from umaserve.dialects.ollama.routes import DIALECT as OLLAMA
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.dialects.openai.routes import DIALECT as OPENAI
+from umaserve.dialects.realtime.routes import DIALECT as REALTIME
 from umaserve.dialects.responses.routes import DIALECT as RESPONSES
 from umaserve.settings.daemon import Config
 
-DIALECTS = (OPENAI, RESPONSES, ANTHROPIC, OLLAMA, LLAMA_SERVER, GENERATE, GENERATE_REST, CHAT)
+DIALECTS = (OPENAI, RESPONSES, REALTIME, ANTHROPIC, OLLAMA, LLAMA_SERVER, GENERATE, GENERATE_REST, CHAT)
 
 
 class Found(NamedTuple):

@@ -6,7 +6,8 @@ import functools
 from collections.abc import Collection
 from dataclasses import replace
 
-from umaserve.access.gate import SUBPROTOCOL, Gate, check_form, check_json
+from umaserve.access.client_secrets import ClientSecret
+from umaserve.access.gate import REALTIME_SUBPROTOCOL, SUBPROTOCOL, Gate, check_form, check_json
 from umaserve.core.errors import RequestError
 from umaserve.daemon.http.new_exchange import new_exchange
 from umaserve.daemon.http.pages import own_pages
@@ -25,6 +26,7 @@ from umaserve.dialects.http import (
     FormReply,
     Page,
     Posted,
+    RealtimeSessions,
     Watch,
 )
 from umaserve.http.connection import HttpConnection, HttpLimits, Serve
@@ -88,11 +90,22 @@ class DaemonSite:
         unproven = isinstance(found.route.endpoint, Conversation) and self._gate.presented_key(head) is None
         if found.route.public or unproven:
             caller = Caller(found.dialect.name, peer)
+        elif granted := self._by_secret(head, found, peer):
+            caller = granted
         else:
             caller = self._gate.caller(head, found.dialect.name, peer)
             if found.route.operators and not caller.operator:
                 raise Refusal(403, _FOR_OPERATORS)
         return replace(caller, traceparent=head.header(TRACE_HEADER) or "")
+
+    def _by_secret(self, head: Request, found: Found, peer: str) -> Caller | None:
+        """The caller of a realtime session that a client secret opens: its maker, for as long as that has its key."""
+        secret = self._secret(head) if isinstance(found.route.endpoint, RealtimeSessions) else None
+        return None if secret is None else self._gate.renewed(Caller(found.dialect.name, peer, secret.key))
+
+    def _secret(self, head: Request) -> ClientSecret | None:
+        presented = self._gate.presented_key(head)
+        return None if presented is None else self._services.client_secrets.find(presented)
 
     def _tell_methods(self, found: Found | None, connection: HttpConnection, request: Request) -> None:
         allow = [("Allow", ", ".join([*found.route.methods, "OPTIONS"]))] if found is not None else []
@@ -115,6 +128,8 @@ class DaemonSite:
                 exchange.start(request.body)
             case Conversation() as endpoint:
                 self._converse(endpoint, found, caller, connection, request)
+            case RealtimeSessions():
+                self._talk(caller, connection, request)
             case Watch() if request.method == "HEAD":
                 connection.respond(200, [("Content-Type", sse.CONTENT_TYPE)], b"")
             case Watch():
@@ -132,6 +147,19 @@ class DaemonSite:
                     idle_timeout=config.idle_timeout,
                 )
                 connection.hand_over(echo, rest)
+
+    def _talk(self, caller: Caller, connection: HttpConnection, request: Request) -> None:
+        # Only where it is used.
+        from umaserve.daemon.http.realtime import RealtimeConnection
+        from umaserve.dialects.realtime.session import RealtimeSession
+
+        secret = self._secret(request)
+        values = {} if secret is None else secret.settings
+        session = RealtimeSession(self._services.facts(caller), request.query.get("model", ""), values)
+        session.opened()
+        rest = connection.upgrade(request, [REALTIME_SUBPROTOCOL])
+        talk = RealtimeConnection(self._services, connection.channel, session, caller, connection.lost, self._gate)
+        connection.hand_over(talk, rest)
 
     def _converse(
         self, endpoint: Conversation, found: Found, caller: Caller, connection: HttpConnection, request: Request

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import orjson
 
 from umaserve.core.errors import ContextExceeded, Fault, RequestError
@@ -36,24 +38,30 @@ _ERRORS: dict[Fault, tuple[str, str | None]] = {
 _OF_FIELDS = (Fault.BAD_REQUEST, Fault.NOT_SUPPORTED, Fault.PROMPT_TOO_LARGE, Fault.MODEL_NOT_FOUND)
 
 
+def error_fields(error: RequestError) -> dict[str, str | None]:
+    """What a reply tells of an error."""
+    kind, code = _ERRORS[error.fault]
+    param = (error.field or None) if error.fault in _OF_FIELDS else None
+    return {"message": error.message, "type": kind, "param": param, "code": code}
+
+
 def error_body(error: RequestError) -> ErrorReply:
     """The reply to a request that failed."""
     status = HTTP_STATUS[error.fault]
-    kind, code = _ERRORS[error.fault]
-    param = (error.field or None) if error.fault in _OF_FIELDS else None
-    counts = {}
+    counts: dict[str, int] = {}
     if isinstance(error, ContextExceeded):
         counts = {"n_prompt_tokens": error.prompt_tokens, "n_ctx": error.context_tokens}
-    return ErrorReply(status, _body(error.message, kind, param, code, **counts), error_headers(error, status))
+    return ErrorReply(status, _body({**error_fields(error), **counts}), error_headers(error, status))
 
 
 def http_error(status: int, message: str) -> bytes:
     """The body for an error of HTTP itself, such as 404 or 415."""
-    return _body(message, _INVALID if status < 500 else _SERVER, None, None)
+    kind = _INVALID if status < 500 else _SERVER
+    return _body({"message": message, "type": kind, "param": None, "code": None})
 
 
-def _body(message: str, kind: str, param: str | None, code: str | None, **counts: int) -> bytes:
-    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code, **counts}})
+def _body(fields: Mapping[str, str | int | None]) -> bytes:
+    return orjson.dumps({"error": fields})
 
 
 ERRORS = ErrorShape(error_body, http_error)

@@ -54,7 +54,7 @@ def turns(instructions: str, items: Sequence[Fields], limits: RequestLimits) -> 
     read += answer.take()
     check_prompt_bytes(sum(map(turn_bytes, read)), limits, "input")
     check_media(read, "input")
-    conversation = tuple(in_order_of_calls(_with_one_system(read)))
+    conversation = tuple(in_order_of_calls(with_one_system(read)))
     return with_joined_users(conversation) if compacted else conversation
 
 
@@ -167,7 +167,7 @@ def _unsealed(content: str) -> str:
     return text.removeprefix(_OWN) if text.startswith(_OWN) else ""
 
 
-def _with_one_system(turns: Sequence[ChatTurn]) -> Iterable[ChatTurn]:
+def with_one_system(turns: Sequence[ChatTurn]) -> Iterable[ChatTurn]:
     """``turns`` with the system messages at the beginning as one: many chat templates take no second one."""
     leading = list(itertools.takewhile(lambda turn: turn.role == "system" and not turn.attachments, turns))
     if leading:

@@ -1,0 +1,114 @@
+"""The sound that a client sends bit by bit, until a turn's part of it becomes an item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from umaserve.core.errors import Fault, RequestError
+from umaserve.dialects.realtime.settings import SessionSettings
+from umaserve.dialects.realtime.turns import START_FRAMES, TurnDetector
+from umaserve.wire.fields import out_of_range
+
+MAX_BYTES = 16 << 20
+"""Bytes that wait for a commit."""
+LEAST_MS = 100
+"""The shortest sound that may be committed, as in OpenAI's service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """Speech begins, at this time of all sound so far."""
+
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Speech has ended: its ``sound``, with what belongs to it before."""
+
+    at_ms: int
+    sound: bytes
+
+
+class InputSound:
+    """The buffer of a session's input. Times are in milliseconds from the session's first sound on."""
+
+    def __init__(self, settings: SessionSettings, begin_ms: int = 0) -> None:
+        self.settings = settings
+        self._of = settings.input
+        self._begin(begin_ms)
+
+    def _begin(self, begin_ms: int) -> None:
+        self._buffer = bytearray()
+        self._begin_ms = begin_ms
+        self._dropped = 0
+        """Bytes from ``begin_ms`` on that are in the buffer no more."""
+        turns = self.settings.turns
+        self._detector = None if turns is None else TurnDetector(self._of.rate, turns)
+
+    def use(self, settings: SessionSettings) -> None:
+        """Go on with other settings. Where they change how sound is read, what waits is dropped."""
+        before, self.settings = self.settings, settings
+        if (before.input, before.turns) != (settings.input, settings.turns):
+            begin_ms = self.end_ms
+            self._of = settings.input
+            self._begin(begin_ms)
+
+    @property
+    def n_bytes(self) -> int:
+        return len(self._buffer)
+
+    @property
+    def end_ms(self) -> int:
+        """The time of the last sample."""
+        return self._begin_ms + self._of.ms(self._dropped + len(self._buffer))
+
+    def append(self, sound: bytes) -> Iterator[Began | Ended]:
+        """Take the next sound; raises ``RequestError`` if there is too much."""
+        if len(self._buffer) + len(sound) > MAX_BYTES:
+            raise out_of_range("audio", f"at most {MAX_BYTES} bytes before a commit", "more")
+        self._buffer += sound
+        detector, turns = self._detector, self.settings.turns
+        if detector is None or turns is None:
+            return
+        for change in detector.push(self._of.samples(sound)):
+            if change.speaking:
+                begin_ms = max(self._of.ms(self._dropped), change.at_ms - turns.prefix_padding_ms)
+                self._drop_until(begin_ms)
+                yield Began(self._begin_ms + begin_ms)
+            else:
+                speech = self._taken(change.at_ms)
+                yield Ended(self._begin_ms + change.at_ms, speech)
+        if not detector.speaking:
+            # All that may still belong to speech: the frames that have not been enough, and what comes before them.
+            self._drop_until(detector.at_ms - turns.prefix_padding_ms - 20 * START_FRAMES)
+
+    def commit(self) -> bytes:
+        """All sound that waits; raises ``RequestError`` where that is nearly none."""
+        ms = self._of.ms(len(self._buffer))
+        if ms < LEAST_MS:
+            problem = f"expected at least {LEAST_MS} ms of sound, got {ms} ms"
+            raise RequestError(Fault.BAD_REQUEST, "input_audio_buffer", problem)
+        sound = bytes(self._buffer)
+        self.clear()
+        return sound
+
+    def clear(self) -> None:
+        """Drop what waits. Speech that is going on begins anew."""
+        self._begin(self.end_ms)
+
+    def _place(self, at_ms: int) -> int:
+        """Where a time is in the buffer."""
+        return max(0, self._of.bytes_of(at_ms) - self._dropped)
+
+    def _drop_until(self, at_ms: int) -> None:
+        n = min(self._place(max(0, at_ms)), len(self._buffer))
+        del self._buffer[:n]
+        self._dropped += n
+
+    def _taken(self, end_ms: int) -> bytes:
+        n = self._place(end_ms)
+        sound = bytes(self._buffer[:n])
+        self._drop_until(end_ms)
+        return sound
