@@ -38,7 +38,7 @@ from umaserve.dialects.llama_server.metrics import llama_metrics
 from umaserve.dialects.llama_server.requests import NativeRequest, infill_request, native_request
 from umaserve.dialects.llama_server.rerank import RerankRequest, parse_rerank, rerank_result
 from umaserve.dialects.llama_server.slots import slots
-from umaserve.dialects.parameters import RequestLimits
+from umaserve.dialects.parameters import RequestLimits, json_body
 from umaserve.wire.fields import Fields
 from umaserve.wire.http_head import Request
 
@@ -481,7 +481,7 @@ DOCUMENTS = ("a", "", "c")
 
 
 def rerank(**values: Any) -> RerankRequest:
-    return parse_rerank(orjson.dumps({"query": "q", "documents": DOCUMENTS} | values), LIMITS)
+    return parse_rerank(json_body(orjson.dumps({"query": "q", "documents": DOCUMENTS} | values)), LIMITS)
 
 
 def test_documents_are_ranked_by_their_scores() -> None:

@@ -336,9 +336,9 @@ def take(path: str, body: dict) -> None:
     """Read ``body`` as the route at ``path`` does; raises ``RequestError``."""
     content = json.dumps(body).encode()
     match ROUTES[path].endpoint:
-        case TextReply() as endpoint:
+        case TextReply() | SpeechReply() as endpoint:
             endpoint.new_body(SPEAKING).receive(content)
-        case EngineQuestion() | SpeechReply() as endpoint:
+        case EngineQuestion() as endpoint:
             endpoint.parse(content, SPEAKING)
 
 

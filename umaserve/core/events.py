@@ -259,6 +259,12 @@ class ModelInfo:
     """About so much of ``size_bytes`` is in the memory of GPUs: in proportion to the layers there."""
     needed_bytes: int = 0
     """Memory of the box that it takes, weights included; 0 where that was not measured."""
+    writes: bool = True
+    """Whether it generates text."""
+    embeds: bool = False
+    """Whether it makes embeddings."""
+    ranks: bool = False
+    """Whether it scores documents by a question."""
     chat_problem: str = ""
     """Why chats are refused, or those with tools served worse; empty where they aren't."""
 

@@ -269,11 +269,18 @@ class SpokenText:
     """The form of a stream of events; ``None``: the reply is the file."""
 
 
+class SpeechBody(HttpReply, Protocol):
+    """One HTTP request for speech: its body in, the reply's parts out."""
+
+    def receive(self, content: bytes) -> SpokenText:
+        """The text in the request's body; raises ``RequestError``."""
+
+
 @dataclass(frozen=True, slots=True)
 class SpeechReply(Posted):
-    """A text as speech; ``parse`` may raise ``RequestError``."""
+    """A text as speech."""
 
-    parse: Callable[[bytes, Facts], SpokenText]
+    new_body: Callable[[Facts], SpeechBody]
 
 
 @dataclass(frozen=True, slots=True)

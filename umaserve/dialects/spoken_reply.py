@@ -21,7 +21,7 @@ CONTENT_TYPES = {
 
 
 class SpokenReply:
-    """Implements ``http.HttpReply``. An error in the middle ends a stream of events, and cuts off a file."""
+    """Implements ``http.SpeechBody``. An error in the middle ends a stream of events, and cuts off a file."""
 
     headers: Headers = ()
 

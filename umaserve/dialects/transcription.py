@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Finished, FinishReason, ModelInfo
-from umaserve.core.requests import Attachment, ChatTurn, Generate, Sampling, Sound, SoundLimit
+from umaserve.core.requests import Attachment, Audio, ChatTurn, Generate, Sampling, Sound, SoundLimit
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, within_cap
 
 _TRANSCRIBE = "Transcribe the speech in this recording word for word. Answer with the transcript only."
@@ -17,7 +17,7 @@ vocabulary that was not made for a script takes up to four tokens for one. Whisp
 
 
 def transcription(
-    sound: Sound,
+    sound: Sound | Audio,
     new_id: str,
     limits: RequestLimits,
     model: ModelInfo | None,
@@ -73,6 +73,6 @@ def check_end(end: Finished, field: str) -> None:
         raise RequestError(Fault.CONTENT_FILTERED, field, "the server's content filter stopped its transcript")
 
 
-def _heard(text: str, sound: Sound) -> ChatTurn:
+def _heard(text: str, sound: Sound | Audio) -> ChatTurn:
     """The user's turn: the recording first, as most models that hear were trained."""
     return ChatTurn("user", text, attachments=(Attachment(0, sound),))

@@ -118,6 +118,9 @@ class LlamaEngine:
             adapters=self._adapters.names,
             sees=self._projector is not None and self._projector.sees,
             hears=self._projector is not None and self._projector.hears,
+            writes=bool(model.memory),
+            embeds=self._embedder is not None and not self._embedder.ranks,
+            ranks=self._embedder is not None and self._embedder.ranks,
         )
         self._media = MediaReader(
             model,

@@ -12,7 +12,6 @@ from umaserve.daemon.http.text_exchange import TextExchange
 from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import EngineQuestion, ErrorShape, FormReply, KeptTextReply, Posted, SpeechReply, TextReply
-from umaserve.dialects.spoken_reply import SpokenReply
 from umaserve.net.input_budget import InputShare
 from umaserve.sessions.caller import Caller
 
@@ -39,6 +38,5 @@ def new_exchange(
             body = endpoint.new_body(facts, headers.get("content-type", ""))
             return TextExchange(services, responder, body, caller, share, headers)
         case SpeechReply():
-            reply = SpokenReply(lambda content: endpoint.parse(content, facts), errors)
-            return SpeechExchange(services, responder, reply, caller, share)
+            return SpeechExchange(services, responder, endpoint.new_body(facts), caller, share)
     raise TypeError(endpoint)

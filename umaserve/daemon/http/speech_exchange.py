@@ -8,13 +8,13 @@ from umaserve.core.errors import RequestError
 from umaserve.core.requests import Speaking
 from umaserve.daemon.http.exchange import HttpExchange
 from umaserve.daemon.text_to_speech_job import log_end
-from umaserve.dialects.spoken_reply import SpokenReply
+from umaserve.dialects.http import SpeechBody
 
 
 class SpeechExchange(HttpExchange):
     """Reads one text aloud into one reply."""
 
-    _reply: SpokenReply
+    _reply: SpeechBody
 
     def start(self, content: bytes) -> None:
         """Read the request's body and begin to read its text aloud."""

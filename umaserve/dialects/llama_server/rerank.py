@@ -14,9 +14,9 @@ from umaserve.dialects.llama_server.schemas import DOCUMENTS
 from umaserve.dialects.parameters import (
     RequestLimits,
     check_prompt_bytes,
-    json_body,
     refuse_unknown_constraints,
 )
+from umaserve.wire.fields import Fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class RerankRequest:
     return_text: bool
 
 
-def parse_rerank(body: bytes, limits: RequestLimits) -> RerankRequest:
+def parse_rerank(fields: Fields, limits: RequestLimits) -> RerankRequest:
     """Parse a body of ``POST /rerank``; raises ``RequestError``. A prompt's cap applies to all texts together, the
     question counting once for each document."""
-    given = schemas.RerankRequest.view(json_body(body))
+    given = schemas.RerankRequest.view(fields)
     refuse_unknown_constraints(given)
     model = given.model or ""
     as_tei = given.values.get("texts") is not None

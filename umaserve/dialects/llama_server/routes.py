@@ -46,7 +46,7 @@ def _embedding(body: bytes, facts: Facts) -> Asked:
 
 
 def _rerank(body: bytes, facts: Facts) -> Asked:
-    asked = parse_rerank(body, facts.limits)
+    asked = parse_rerank(json_body(body), facts.limits)
     name = facts.loaded(asked.model).name
     return ask(asked.query, lambda answer: rerank_result(answer, asked, name), asked.model)
 

@@ -14,7 +14,6 @@ from umaserve.dialects.http import (
     Page,
     Route,
     SpeechReply,
-    SpokenText,
     TextReply,
     ask,
 )
@@ -28,6 +27,7 @@ from umaserve.dialects.openai.requests import count_request
 from umaserve.dialects.openai.speech import text_to_speech, voices
 from umaserve.dialects.openai.transcriptions import TranscriptionBody
 from umaserve.dialects.parameters import json_body, model_name
+from umaserve.dialects.spoken_reply import SpokenReply
 from umaserve.wire.http_head import Request
 
 MODELS_PATH = "/v1/models"
@@ -51,8 +51,8 @@ def _translation(facts: Facts, content_type: str) -> TranscriptionBody:
     return TranscriptionBody(facts.limits, facts.model, new_id, content_type, translates=True)
 
 
-def _speech(body: bytes, facts: Facts) -> SpokenText:
-    return text_to_speech(json_body(body), facts.voice)
+def _speech(facts: Facts) -> SpokenReply:
+    return SpokenReply(lambda body: text_to_speech(json_body(body), facts.voice), ERRORS)
 
 
 def _voices(facts: Facts, _request: Request) -> tuple[int, str, bytes]:
