@@ -18,6 +18,7 @@ BEFORE = json.loads(gzip.decompress(Path(__file__).with_name("openapi-0.1.0.json
 BODY = "post/requestBody/content/application/json/schema"
 DIFFERENCES: dict[str, str] = {
     "/info/version": "the version",
+    "^/tags$": "the Model Context Protocol is new",
     **{
         f"/paths//api/{path}/{BODY}/properties/options": (
             "Ollama's options have all sampling parameters, as they are read, and those for loading a model"

@@ -28,6 +28,7 @@ SHOWN = {
     "$ . .venv/bin/activate": [r"(?i)sky", r"(?m)^state +ready$", r"(?m)^uptime_s +\d"],
     "curl http://127.0.0.1:8080/v1/completions": ['"text"', '"finish_reason":"length"'],
     "from openai import OpenAI": ["(?s).{20}"],
+    "curl http://127.0.0.1:8080/mcp": ['"jsonrpc":"2.0"', '"isError":false'],
     "KEY=$(umaserve keys add": ['"id":"SmolLM2-135M-Instruct.Q4_1"'],
     "umaserve chat --speak": [r"\w+ \w+"],
     "from umaserve.client import Client": ["(?i)sky", "'total_tokens'"],

@@ -188,7 +188,7 @@ def test_a_body_is_asked_of_nobody_who_is_refused(
 WITH_MEDIA = (
     *("/v1/chat/completions", "/v1/chat/completions/input_tokens", "/v1/messages", "/v1/messages/count_tokens"),
     *("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact"),
-    *("/api/chat", "/api/generate", "/v1/generate"),
+    *("/api/chat", "/api/generate", "/v1/generate", "/mcp"),
 )
 FORMS = [path for path, route in routes().items() if isinstance(route.endpoint, FormReply)]
 

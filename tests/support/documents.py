@@ -21,6 +21,7 @@ NOT_RUN = {
     "scripts/wheels    # into dist/, for the image": "needs podman and a registry of images",
     "pip install openai websockets    # for the examples in Python": "needs Python's registry",
     "useradd --system --user-group --no-create-home --shell /usr/sbin/nologin umaserve": "needs root and systemd",
+    "claude mcp add --transport http umaserve http://127.0.0.1:8080/mcp": "needs the agent",
     "umaserve launch claude": "needs the agent; test_e2e_agents runs it",
     "umaserve launch codex": "needs the agent; test_e2e_agents runs it",
     "umaserve launch opencode": "needs the agent; test_e2e_agents runs it",

@@ -283,6 +283,22 @@ class SpeechReply(Posted):
     new_body: Callable[[Facts], SpeechBody]
 
 
+class Handed(NamedTuple):
+    """A message that another endpoint answers, which gets the same body, with errors in the message's own form."""
+
+    endpoint: Posted
+    errors: ErrorShape
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Takes messages that say themselves what is to answer them. ``read`` returns status, headers and body, or what
+    the message is handed to; it may raise ``RequestError``. ``media``: as in ``TextReply``."""
+
+    read: Callable[[Facts, Request], tuple[int, Headers, bytes] | Handed]
+    media: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """A WebSocket's messages. The dialect gets an ``Authenticate`` if the client has still to present a key.
@@ -316,7 +332,7 @@ class Route:
     """A path's method and endpoint. ``public``: no key is needed. ``operators``: it is for those only."""
 
     method: str
-    endpoint: Page | Document | Posted | Conversation | RealtimeSessions | Echo | Watch
+    endpoint: Page | Document | Posted | Dispatch | Conversation | RealtimeSessions | Echo | Watch
     public: bool = False
     operators: bool = False
     also: Route | None = None

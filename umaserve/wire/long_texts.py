@@ -14,9 +14,9 @@ import numpy as np
 
 LONG = 1 << 20
 """Bytes from which a string is taken out."""
-MEDIA_FIELDS = ("data", "url", "image_url")
-CONVERSATIONS = ("messages", "input", "prompt")
-"""The fields of a request that hold a conversation."""
+MEDIA_FIELDS = ("data", "url", "image_url", "audio")
+CONVERSATIONS = ("messages", "input", "prompt", "params")
+"""The fields of a request that hold a conversation, or the arguments of a tool."""
 _MAX_REST, _MAX_TEXTS = 1 << 17, 4096
 """Bytes outside the long strings (``put_back`` visits each value there), and strings altogether; with more, none is
 taken out."""

@@ -10,8 +10,18 @@ from umaserve.dialects.anthropic.routes import DIALECT as ANTHROPIC
 from umaserve.dialects.chat.routes import DIALECT as CHAT
 from umaserve.dialects.generate.routes import DIALECT as GENERATE
 from umaserve.dialects.generate.routes import REST_DIALECT as GENERATE_REST
-from umaserve.dialects.http import Conversation, EngineQuestion, ErrorShape, FormReply, HttpDialect, Route, TextReply
+from umaserve.dialects.http import (
+    Conversation,
+    Dispatch,
+    EngineQuestion,
+    ErrorShape,
+    FormReply,
+    HttpDialect,
+    Route,
+    TextReply,
+)
 from umaserve.dialects.llama_server.routes import DIALECT as LLAMA_SERVER
+from umaserve.dialects.mcp.routes import DIALECT as MCP
 from umaserve.dialects.ollama.routes import DIALECT as OLLAMA
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.dialects.openai.routes import DIALECT as OPENAI
@@ -19,7 +29,7 @@ from umaserve.dialects.realtime.routes import DIALECT as REALTIME
 from umaserve.dialects.responses.routes import DIALECT as RESPONSES
 from umaserve.settings.daemon import Config
 
-DIALECTS = (OPENAI, RESPONSES, REALTIME, ANTHROPIC, OLLAMA, LLAMA_SERVER, GENERATE, GENERATE_REST, CHAT)
+DIALECTS = (OPENAI, RESPONSES, REALTIME, ANTHROPIC, OLLAMA, LLAMA_SERVER, GENERATE, GENERATE_REST, CHAT, MCP)
 
 
 class Found(NamedTuple):
@@ -85,6 +95,8 @@ class Routes:
 def max_body_bytes(route: Route, config: Config) -> int:
     """The largest body, or message of a conversation, that a route takes."""
     match route.endpoint:
-        case TextReply(media=True) | FormReply() | EngineQuestion(media=True) | Conversation(media=True):
+        case TextReply(media=True) | EngineQuestion(media=True) | Dispatch(media=True) | Conversation(media=True):
+            return config.max_chat_bytes
+        case FormReply():
             return config.max_chat_bytes
     return config.max_frame_bytes

@@ -20,10 +20,12 @@ from umaserve.daemon.services import Services
 from umaserve.dialects import sse
 from umaserve.dialects.http import (
     Conversation,
+    Dispatch,
     Document,
     Echo,
     ErrorReply,
     FormReply,
+    Handed,
     Page,
     Posted,
     RealtimeSessions,
@@ -120,12 +122,13 @@ class DaemonSite:
             case Document() as document:
                 connection.respond(*document.make(request))
             case Posted() as endpoint:
-                facts, errors, headers = self._services.facts(caller), found.dialect.errors, dict(request.headers)
-                exchange = new_exchange(
-                    self._services, facts, endpoint, errors, connection, caller, connection.input, headers
-                )
-                connection.pending = exchange
-                exchange.start(request.body)
+                self._answer(Handed(endpoint, found.dialect.errors), caller, connection, request)
+            case Dispatch() as dispatch:
+                reply = dispatch.read(self._services.facts(caller), request)
+                if isinstance(reply, Handed):
+                    self._answer(reply, caller, connection, request)
+                else:
+                    connection.respond(*reply)
             case Conversation() as endpoint:
                 self._converse(endpoint, found, caller, connection, request)
             case RealtimeSessions():
@@ -160,6 +163,13 @@ class DaemonSite:
         rest = connection.upgrade(request, [REALTIME_SUBPROTOCOL])
         talk = RealtimeConnection(self._services, connection.channel, session, caller, connection.lost, self._gate)
         connection.hand_over(talk, rest)
+
+    def _answer(self, handed: Handed, caller: Caller, connection: HttpConnection, request: Request) -> None:
+        facts, headers = self._services.facts(caller), dict(request.headers)
+        endpoint, errors = handed
+        exchange = new_exchange(self._services, facts, endpoint, errors, connection, caller, connection.input, headers)
+        connection.pending = exchange
+        exchange.start(request.body)
 
     def _converse(
         self, endpoint: Conversation, found: Found, caller: Caller, connection: HttpConnection, request: Request

@@ -1,0 +1,1 @@
+"""Server of the Model Context Protocol: tools for other agents, over its streamable HTTP transport."""
