@@ -94,6 +94,11 @@ def url_of(path: str, http: httpx.Client) -> str:
     if "{response_id}" in path:
         kept = http.post("/v1/responses", json={"input": "a", "max_output_tokens": 1})
         return path.replace("{response_id}", kept.json()["id"])
+    if "{conversation_id}" in path:
+        kept = http.post("/v1/conversations", json={}).json()["id"]
+        items = {"items": [{"role": "user", "content": "a"}]}
+        item = http.post(f"/v1/conversations/{kept}/items", json=items).json()["last_id"]
+        return path.replace("{conversation_id}", kept).replace("{item_id}", item)
     if "{file}" in path:
         return path.replace("{file}", "main.js")
     return path if "{" not in path else path.replace("{model}", http.get("/v1/models").json()["data"][0]["id"])
@@ -183,7 +188,8 @@ def test_the_document_is_served(http: httpx.Client):
 @pytest.mark.parametrize(("path", "name", "body"), EXAMPLES, ids=[f"{path} {name}" for path, name, _ in EXAMPLES])
 def test_examples_work(http: httpx.Client, keyed: httpx.Client, path: str, name: str, body: dict):
     check_request(body, request_schema(POSTS[path]))
-    response = (keyed if path in EMBEDDING else http).post(path, json=body)
+    client = keyed if path in EMBEDDING else http
+    response = client.post(url_of(path, client), json=body)
     if (path, name) in WITH_A_VOICE and importlib.util.find_spec("hibari") is None:
         assert response.status_code == 400
         assert "this daemon has no voice" in response.json()["error"]["message"]
@@ -201,20 +207,23 @@ def test_examples_work(http: httpx.Client, keyed: httpx.Client, path: str, name:
     check_response(response, POSTS[path])
 
 
+EMPTY = {"content": b"{}"}
+
+
 @pytest.mark.parametrize("path", POSTS)
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
         ({"content": b"{"}, 400),
         ({"content": b"5"}, 400),
-        ({"content": b"{}"}, 400),
+        (EMPTY, 400),
         ({"content": b"{}", "headers": {"Content-Type": "text/plain"}}, 415),
     ],
     ids=["broken", "no object", "empty", "no JSON"],
 )
 def test_refusals_are_as_described(http: httpx.Client, path: str, request_: dict, status: int):
-    response = http.post(path, **{"headers": {"Content-Type": "application/json"}} | request_)
-    if path == "/v1/realtime/client_secrets" and request_ == {"content": b"{}"}:
+    response = http.post(url_of(path, http), **{"headers": {"Content-Type": "application/json"}} | request_)
+    if path in ("/v1/realtime/client_secrets", "/v1/conversations") and request_ == EMPTY:
         status = 200  # All of its fields may be absent.
     assert response.status_code == status
     check_response(response, POSTS[path])
@@ -302,7 +311,7 @@ def kind_of(described: dict) -> dict:
 
 def refusal(http: httpx.Client, path: str, where: tuple[str, ...], value: Any) -> str:
     """The words, after the field's name, in which a body with ``value`` at ``where`` is refused; none if it isn't."""
-    response = http.post(path, json=with_value(path, where, value))
+    response = http.post(url_of(path, http), json=with_value(path, where, value))
     check_response(response, POSTS[path])
     if response.status_code != 400:
         return ""

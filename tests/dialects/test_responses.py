@@ -40,7 +40,7 @@ from umaserve.dialects.responses import pages
 from umaserve.dialects.responses.body import ResponseBody
 from umaserve.dialects.responses.items import sealed
 from umaserve.dialects.responses.keeping import RELAY_HEADER, relay_fields
-from umaserve.dialects.responses.kept import MAX_AGE_S, MAX_BYTES, MAX_RESPONSES, KeptResponses, StoredResponse
+from umaserve.dialects.responses.kept import MAX_AGE_S, MAX_BYTES, AllKept, StoredResponse
 from umaserve.dialects.skipped_tools import log_ignored
 from umaserve.wire.http_head import Request
 
@@ -578,7 +578,6 @@ def test_a_large_image_is_not_copied():
         ({"input": []}, "input: expected an array of 1 to 4096 items, got 0"),
         ({"input": ["a"]}, "input[0]: expected an object, got a string"),
         ({"input": "a" * 2001}, "input: expected at most 2000 bytes, got 2001"),
-        ({"conversation": "conv_1"}, "conversation: expected to be absent: "),
         ({"prompt": {"id": "pmpt_1"}}, "prompt: expected to be absent: "),
         ({"truncation": "some"}, 'truncation: expected "auto" or "disabled", got "some"'),
         ({"reasoning": {"effort": "some"}}, 'reasoning.effort: expected "none" or '),
@@ -642,10 +641,10 @@ def test_refused_items(item: dict[str, Any], message: str):
 # -- responses that are kept -------------------------------------------------------------------------------------
 
 
-def keeping(tenant: str = "ann", all_kept: KeptResponses | None = None) -> Facts:
+def keeping(tenant: str = "ann", all_kept: AllKept | None = None) -> Facts:
     """Facts with numbered ids, for a tenant of its own."""
     numbers = itertools.count(1)
-    kept = (all_kept or KeptResponses(lambda: 0.0)).of(tenant)
+    kept = (all_kept or AllKept(lambda: 0.0)).of(tenant)
     return replace(FACTS, new_id=lambda prefix: f"{prefix}{next(numbers)}", kept=kept)
 
 
@@ -679,7 +678,7 @@ def test_a_response_is_kept_and_forgotten():
 
 
 def test_another_tenants_response_is_not_there():
-    all_kept = KeptResponses(lambda: 0.0)
+    all_kept = AllKept(lambda: 0.0)
     respond(keeping("ann", all_kept), "a")
     with pytest.raises(RequestError) as raised:
         respond(keeping("bob", all_kept), "a", previous_response_id="resp_1")
@@ -789,7 +788,7 @@ def test_refused_ways_to_keep(wanted: dict[str, Any], message: str):
 def test_through_a_relay_nothing_is_kept():
     known = replace(keeping(), kept=None)
     assert respond(known, "a")["store"] is False
-    for wanted in ({"previous_response_id": "resp_1"}, {"background": True}):
+    for wanted in ({"previous_response_id": "resp_1"}, {"background": True}, {"conversation": "conv_1"}):
         with pytest.raises(RequestError, match=r"this relay stores no responses"):
             ResponseBody(known).receive(body(**wanted))
 
@@ -817,12 +816,12 @@ def test_what_is_too_large_to_be_kept_is_not_and_says_so(caplog: pytest.LogCaptu
         ResponseBody(known).receive(body(input=large, background=True))
 
 
-def kept_of(all_kept: KeptResponses, tenant: str, count: int) -> list[str]:
+def kept_of(all_kept: AllKept, tenant: str, count: int) -> list[str]:
     """Which of the responses "0", "1" and so on are still there."""
 
     def there(response_id: str) -> bool:
         try:
-            all_kept.of(tenant).get(response_id)
+            all_kept.of(tenant).responses.get(response_id, "")
         except RequestError:
             return False
         return True
@@ -830,25 +829,16 @@ def kept_of(all_kept: KeptResponses, tenant: str, count: int) -> list[str]:
     return [str(number) for number in range(count) if there(str(number))]
 
 
-def test_the_oldest_goes_first():
-    all_kept = KeptResponses(lambda: 0.0)
-    for number in range(MAX_RESPONSES + 2):
-        all_kept.of("ann").keep(StoredResponse(str(number), ()))
-    all_kept.of("bob").keep(StoredResponse("0", ()))
-    assert kept_of(all_kept, "ann", MAX_RESPONSES + 2) == [str(number) for number in range(2, MAX_RESPONSES + 2)]
-    assert kept_of(all_kept, "bob", 1) == ["0"]
-
-
 def test_a_tenants_bytes_and_those_of_all_are_bounded():
-    all_kept = KeptResponses(lambda: 0.0)
+    all_kept = AllKept(lambda: 0.0)
     half = b"x" * (MAX_BYTES // 2 - 10_000)
     for number in range(3):
-        all_kept.of("ann").keep(StoredResponse(str(number), (half,)))
+        all_kept.of("ann").responses.keep(StoredResponse(id=str(number), input=(half,)))
     assert kept_of(all_kept, "ann", 3) == ["1", "2"]
-    all_kept.of("ann").drop("1")
+    all_kept.of("ann").responses.drop("1")
     for tenant in ("b", "c", "d", "e"):
         for number in range(2):
-            all_kept.of(tenant).keep(StoredResponse(str(number), (half,)))
+            all_kept.of(tenant).responses.keep(StoredResponse(id=str(number), input=(half,)))
     # Who has most gives up its oldest; who has less keeps what it has.
     assert kept_of(all_kept, "ann", 3) == ["2"]
     assert sum(len(kept_of(all_kept, tenant, 2)) for tenant in ("b", "c", "d", "e")) == 7
@@ -856,10 +846,10 @@ def test_a_tenants_bytes_and_those_of_all_are_bounded():
 
 def test_age_ends_what_is_kept():
     clock = [0.0]
-    all_kept, ended = KeptResponses(lambda: clock[0]), list[str]()
-    all_kept.of("ann").keep(StoredResponse("0", (), cancel=lambda: ended.append("0")))
+    all_kept, ended = AllKept(lambda: clock[0]), list[str]()
+    all_kept.of("ann").responses.keep(StoredResponse(id="0", input=(), cancel=lambda: ended.append("0")))
     clock[0] = MAX_AGE_S - 1
-    all_kept.of("ann").keep(StoredResponse("1", ()))
+    all_kept.of("ann").responses.keep(StoredResponse(id="1", input=()))
     clock[0] = MAX_AGE_S + 1
     all_kept.expire()
     assert (kept_of(all_kept, "ann", 2), ended) == (["1"], ["0"])

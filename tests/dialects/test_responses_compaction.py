@@ -26,7 +26,7 @@ from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.responses.body import ResponseBody
 from umaserve.dialects.responses.compaction import MAX_KEPT_BYTES, MAX_TOKENS, CompactionBody
 from umaserve.dialects.responses.items import sealed
-from umaserve.dialects.responses.kept import KeptResponses
+from umaserve.dialects.responses.kept import AllKept
 
 MESSAGES: TypeAdapter[Any] = TypeAdapter(list[ResponseItem])
 PNG = "data:image/png;base64,QUJD"
@@ -48,7 +48,7 @@ def known(max_prompt_bytes: int = 100_000, **more: Any) -> Facts:
         model=lambda _name: MODEL_INFO,
         new_id=lambda prefix: f"{prefix}{next(numbers)}",
         now=lambda: 5,
-        kept=KeptResponses(lambda: 0.0).of("ann"),
+        kept=AllKept(lambda: 0.0).of("ann"),
     )
 
 

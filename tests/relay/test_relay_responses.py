@@ -12,12 +12,12 @@ import pytest
 from http_wire import encode
 from relay_peers import CHAT, MODEL, Relay, Worker, wait_until
 
-from umaserve.dialects.responses import keeping as keeping_module
-from umaserve.dialects.responses import kept as kept_module
 from umaserve.relay.http import background as background_module
 from umaserve.relay.http import kept_reply as kept_reply_module
+from umaserve.relay.http import responses as responses_module
 
 PATH = "/v1/responses"
+CONVERSATIONS = "/v1/conversations"
 SAID = {"type": "message", "id": "msg_1", "role": "assistant", "content": [{"type": "output_text", "text": "Hi!"}]}
 KEY = {"Authorization": "Bearer none"}
 
@@ -85,6 +85,25 @@ def test_the_worker_of_a_response_that_follows_gets_all_items(relay: Relay) -> N
     newest = get(relay, "resp_2/input_items?limit=1").json
     assert (newest["data"], newest["has_more"]) == ([items[2]], True)
     assert get(relay, "resp_2/input_items?after=none").error["message"].startswith("after: ")
+
+
+def test_a_conversation_goes_on_at_the_relay_whichever_worker_answers(relay: Relay) -> None:
+    worker, client = relay.worker(), relay.client()
+    one = client.ask("POST", CONVERSATIONS, {"metadata": {"a": "b"}, "items": [{"role": "user", "content": "x"}]}, KEY)
+    path = f"{CONVERSATIONS}/{one.json['id']}"
+    whole, body = ask(relay, worker, conversation=one.json["id"])
+    assert whole["conversation"] == {"id": one.json["id"]}
+    assert [item["content"] for item in body["input"]] == [[{"type": "input_text", "text": "x"}], "Hello"]
+    assert "conversation" not in body, "no worker could know of it"
+    listed = client.ask("GET", f"{path}/items?order=asc", None, KEY).json
+    assert [item["content"][0]["text"] for item in listed["data"]] == ["x", "Hello", "Hi!"]
+    ask(relay, worker, response("resp_2", status="failed"), conversation={"id": one.json["id"]})
+    assert client.ask("GET", f"{path}/items", None, KEY).json["data"] == listed["data"][::-1]
+    assert client.ask("GET", f"{path}/items/msg_1", None, KEY).json == SAID
+    assert client.ask("DELETE", path, None, KEY).json["deleted"]
+    assert client.ask("GET", path, None, KEY).status == 404
+    refused = client.post(PATH, json.dumps({"model": MODEL, "input": "x", "conversation": one.json["id"]}).encode())
+    assert refused.receive().status == 404
 
 
 def test_a_prompt_that_follows_is_counted_with_all_items(relay: Relay) -> None:
@@ -432,8 +451,18 @@ def test_without_keys_a_tenant_is_an_address() -> None:
     relay.end()
 
 
-def test_the_oldest_goes_first_and_ends_where_it_goes_on(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_module, "MAX_RESPONSES", 2)
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Relay]:
+    """A relay that keeps no more bytes than that for each of its clients."""
+    monkeypatch.setattr(responses_module, "MAX_BYTES_IN_ALL", 8 * request.param)
+    relay = Relay()
+    yield relay
+    relay.end()
+
+
+@pytest.mark.parametrize("small", [8000], indirect=True, ids=["two"])
+def test_the_oldest_goes_first_and_ends_where_it_goes_on(small: Relay) -> None:
+    relay = small
     worker = relay.worker(max_concurrent=2)
     one = begin(relay)["id"]
     request = worker.request()
@@ -444,8 +473,9 @@ def test_the_oldest_goes_first_and_ends_where_it_goes_on(relay: Relay, monkeypat
     relay.wait_for("in_flight", 0)
 
 
-def test_what_is_too_large_to_be_kept_is_not_and_says_so(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping_module, "MAX_BYTES", 100)
+@pytest.mark.parametrize("small", [100], indirect=True, ids=["none"])
+def test_what_is_too_large_to_be_kept_is_not_and_says_so(small: Relay) -> None:
+    relay = small
     worker = relay.worker()
     whole, _body = ask(relay, worker, input="x" * 100)
     assert whole["store"] is False

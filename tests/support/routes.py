@@ -14,7 +14,7 @@ from umaserve.daemon.http.routes import DIALECTS
 from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import HttpDialect, Route
-from umaserve.dialects.responses.kept import KeptResponses
+from umaserve.dialects.responses.kept import AllKept
 from umaserve.sessions.caller import Caller
 from umaserve.settings.daemon import Config
 
@@ -94,7 +94,7 @@ def facts(**settings: Any) -> Facts:
         sessions=SimpleNamespace(running=lambda: iter(())),
         started_at=0,
         detached=SimpleNamespace(enabled=False),
-        kept_responses=KeptResponses(lambda: 0.0),
         client_secrets=ClientSecrets(lambda: 0.0),
+        kept=AllKept(lambda: 0.0),
     )
     return Services.facts(cast("Services", about), Caller("any", "ip:127.0.0.1"))

@@ -13,8 +13,9 @@ from standin import StandInEngine, StandInVoice, SteppedWorker
 from umaserve.access.client_secrets import ClientSecrets
 from umaserve.core.events import ListedModel, Metrics, ModelInfo, ModelState
 from umaserve.daemon.detached import Detached
+from umaserve.daemon.kept_file import KeptFile
 from umaserve.daemon.services import Services
-from umaserve.dialects.responses.kept import KeptResponses
+from umaserve.dialects.responses.kept import AllKept
 from umaserve.net.input_budget import InputBudget
 from umaserve.scheduler.questions import Question, Questions
 from umaserve.sessions.caller import Caller
@@ -147,8 +148,9 @@ class DaemonWorld(World):
             feedback=None,
             speech=self.speech,
             recordings=Recordings("", 0, 0, nothing),
-            kept_responses=KeptResponses(self.clock),
             client_secrets=ClientSecrets(self.clock),
+            kept=(kept := AllKept(self.clock)),
+            kept_file=KeptFile("", kept, nothing),
             ref_audio=None,
             content_filter=None,
             input_budget=self.budget,

@@ -14,9 +14,10 @@ from umaserve.core.events import Metrics, ModelInfo
 from umaserve.core.requests import Cancel, Generate, Infill, MixedText, Prompt, Steering, TokenIds
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.feedback import FeedbackLog
+from umaserve.daemon.kept_file import KeptFile
 from umaserve.dialects.facts import Facts, RunningAnswer
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.dialects.responses.kept import KeptResponses
+from umaserve.dialects.responses.kept import AllKept
 from umaserve.models.registry import Models
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
@@ -45,8 +46,11 @@ class Services:
     """``None`` where feedback is not kept."""
     speech: Speech
     recordings: Recordings
-    kept_responses: KeptResponses
     client_secrets: ClientSecrets
+    kept: AllKept
+    """Responses and conversations that clients may come back for."""
+    kept_file: KeptFile
+    """Their copy on disk."""
     ref_audio: RefAudio | None
     content_filter: ContentFilter | None
     input_budget: InputBudget
@@ -78,8 +82,8 @@ class Services:
             started_at=self.started_at,
             resumable=self.detached.enabled,
             recorded=bool(config.recordings),
-            kept=None if caller is None else self.kept_responses.of(caller.tenant),
             new_client_secret=None if caller is None else functools.partial(self.client_secrets.new, caller),
+            kept=None if caller is None else self.kept.of(caller.tenant),
             steer=functools.partial(_steer, self.models, caller),
             running=lambda: _running(self.models, shown=config.slots_prompts),
         )

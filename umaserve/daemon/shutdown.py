@@ -149,7 +149,12 @@ class Shutdown:
             client.channel.abort()
         services = self._services
         # All are told, whichever doesn't return; first the one whose work others were told is done.
-        stops = [services.recordings.stop, *(thread.stop for thread in self._models.threads.all), services.speech.stop]
+        stops = [
+            services.recordings.stop,
+            services.kept_file.stop,
+            *(thread.stop for thread in self._models.threads.all),
+            services.speech.stop,
+        ]
         until = time.monotonic() + JOIN_S
         stopped = [stop(max(0.0, until - time.monotonic())) for stop in stops]
         return all(stopped)

@@ -10,7 +10,7 @@ from umaserve.core.errors import ModelAwaited
 from umaserve.core.events import ListedModel, ModelInfo, VoiceInfo
 from umaserve.core.requests import Cancel, Generate, Steering
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.dialects.responses.kept import TenantsResponses
+from umaserve.dialects.responses.kept import TenantsKept
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class Facts:
     steer: Callable[[str, Callable[[Generate], Steering | Cancel]], int]
     """Steers the caller's running answers of the request with that id, of OpenAI's APIs, each by what the function
     makes of it; returns how many there are. Raises what the function raises, and then steers none."""
-    kept: TenantsResponses | None
-    """The responses that are kept for the caller; ``None`` where nobody could come back for one."""
+    kept: TenantsKept | None
+    """The responses and conversations that are kept for the caller; ``None`` where nobody could come back for one."""
     new_client_secret: Callable[[Mapping[str, Any], float], str] | None = None
     """Makes a short-lived key for sessions that begin with these settings, valid for so many seconds; raises
     ``RequestError`` where there are too many. ``None``: nobody could come with one."""

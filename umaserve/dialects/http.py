@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar, cast
@@ -139,6 +140,11 @@ class ErrorShape:
         if isinstance(error, RequestError):
             return self.of_request(error)
         return ErrorReply(error.status, self.of_http(error.status, error.message), error.headers)
+
+
+def path_pattern(path: str) -> re.Pattern[str]:
+    """What matches the paths that a route's path stands for, as of ``HttpDialect.routes``."""
+    return re.compile(re.sub(r"\\{.*?\\}", ".*", re.escape(path)), re.DOTALL)
 
 
 def cap_headers(limits: RequestLimits) -> Headers:

@@ -11,6 +11,7 @@ from agents import (
     Model,
     ModelSettings,
     OpenAIChatCompletionsModel,
+    OpenAIConversationsSession,
     OpenAIResponsesModel,
     Runner,
     function_tool,
@@ -61,3 +62,19 @@ def test_tool(model: Model) -> None:
 def test_structured_output(model: Model) -> None:
     agent = Agent(name="forecaster", model=model, output_type=Forecast)
     assert isinstance(Runner.run_sync(agent, QUESTION).final_output, Forecast)
+
+
+def test_session(base_url: str) -> None:
+    async def texts() -> list[str]:
+        client = AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0)
+        session = OpenAIConversationsSession(openai_client=client)
+        agent = Agent(name="counter", model=OpenAIResponsesModel(MODEL, client), model_settings=GREEDY)
+        for text in ("Count.", "Go on."):
+            await Runner.run(agent, text, session=session)
+        items = [dict(item) for item in await session.get_items()]
+        await session.pop_item()
+        assert len(await session.get_items()) == len(items) - 1
+        await session.clear_session()
+        return [str(item["role"]) for item in items]
+
+    assert asyncio.run(texts()) == ["user", "assistant", "user", "assistant"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from umaserve.dialects.http import (
     HttpDialect,
     Route,
     TextReply,
+    path_pattern,
 )
 from umaserve.dialects.llama_server.routes import DIALECT as LLAMA_SERVER
 from umaserve.dialects.mcp.routes import DIALECT as MCP
@@ -44,8 +46,8 @@ class Routes:
 
     def __init__(self, dialects: Sequence[HttpDialect]) -> None:
         self._exact: dict[str, Found] = {}
-        self._patterns: dict[tuple[str, str], Found] = {}
-        """By what is before and after a parameter, those with something after it first."""
+        self._patterns: dict[re.Pattern[str], Found] = {}
+        """The longest first: it says most."""
         self._shared: dict[str, Routes] = {}
         self._errors: dict[str, ErrorShape] = {}
         """By the header of ``_shared``."""
@@ -55,12 +57,11 @@ class Routes:
                 self._shared[dialect.shared.header] = Routes([alone])
                 self._errors[dialect.shared.header] = dialect.errors
             for path, route in dialect.routes.items():
-                beginning, parameter, rest = path.partition("{")
-                if parameter:
-                    self._patterns[beginning, rest.partition("}")[2]] = Found(route, dialect)
+                if "{" in path:
+                    self._patterns[path_pattern(path)] = Found(route, dialect)
                 else:
                     self._exact[path] = Found(route, dialect)
-            self._patterns = dict(sorted(self._patterns.items(), key=lambda item: not item[0][1]))
+            self._patterns = dict(sorted(self._patterns.items(), key=lambda item: -len(item[0].pattern)))
             self._exact |= {alias: self._exact[path] for alias, path in dialect.aliases.items()}
 
     def find(self, path: str, headers: Iterable[str] = ()) -> Found | None:
@@ -70,8 +71,8 @@ class Routes:
                 return found
         if found := self._exact.get(path):
             return found
-        for (start, end), found in self._patterns.items():
-            if path.startswith(start) and path.endswith(end):
+        for pattern, found in self._patterns.items():
+            if pattern.fullmatch(path):
                 return found
         return None
 

@@ -18,6 +18,7 @@ from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.openai.choices import scored
 from umaserve.dialects.openai.errors import error_body
+from umaserve.dialects.responses.keeping import Continued
 from umaserve.dialects.responses.kept import StoredResponse
 from umaserve.dialects.responses.output import Event, OutputItems
 from umaserve.dialects.responses.requests import response_request
@@ -65,6 +66,7 @@ class ResponseBody:
         self._model = ""
         self._shown: Mapping[str, Any] = {}
         self._kept: StoredResponse | None = None
+        self._continued: Continued | None = None
         self._background = False
         self._status = "in_progress"
         self._output = OutputItems(None, {}, self._unique)
@@ -88,7 +90,7 @@ class ResponseBody:
         self._model = asked.request.model
         # Without the request, so as not to keep the prompt's media in memory.
         self._stream, self._shown = asked.stream, {**asked.shown, **self._facts.kept_by_relay}
-        self._kept, self._background = asked.kept, asked.background
+        self._kept, self._continued, self._background = asked.kept, asked.continued, asked.background
         if asked.background:
             self._status = "queued"
             # Nobody waits for it at a connection.
@@ -194,9 +196,12 @@ class ResponseBody:
             "usage": None if usage is None else usage_fields(usage),
             "completed_at": self._facts.now() if status == "completed" else None,
         }
+        output = tuple(map(orjson.dumps, self._output.whole()))
+        if self._continued is not None and status in ("completed", "incomplete"):
+            self._continued.end(output)
         if self._kept is not None:
             self._kept.cancel = None
-            self._kept.output = tuple(map(orjson.dumps, self._output.whole()))
+            self._kept.output = output
             self._keep()
 
     def _keep(self) -> None:
@@ -205,7 +210,7 @@ class ResponseBody:
         if kept is None or all_kept is None or kept.deleted:
             return
         kept.response = self.result()
-        all_kept.keep(kept)
+        all_kept.responses.keep(kept)
 
     def _response(self, *, ended: bool = True) -> dict[str, Any]:
         info = self._facts.model(self._model)

@@ -58,6 +58,12 @@ def turns(instructions: str, items: Sequence[Fields], limits: RequestLimits) -> 
     return with_joined_users(conversation) if compacted else conversation
 
 
+def check_items(items: Iterable[Fields]) -> None:
+    """Raise ``RequestError`` for an item that no conversation can have."""
+    for item in map(read_item, items):
+        _turn(item, _Answer())
+
+
 def with_joined_users(turns: Sequence[ChatTurn]) -> tuple[ChatTurn, ...]:
     """``turns`` with consecutive ones of the user's as one: many chat templates take no second one before an answer,
     and a compaction leaves several."""

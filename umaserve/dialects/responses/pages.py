@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import orjson
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.dialects.http import JSON
-from umaserve.dialects.responses.kept import StoredResponse, TenantsResponses
-from umaserve.dialects.responses.schemas import DEFAULT_PAGE, InputItemsQuery
+from umaserve.dialects.responses.kept import StoredResponse, TenantsKept
+from umaserve.dialects.responses.kept_schemas import DEFAULT_PAGE, ItemsQuery
 from umaserve.wire.http_head import Request
 
 PATH = "/v1/responses"
@@ -15,7 +17,7 @@ PATH = "/v1/responses"
 Reply = tuple[int, str, bytes]
 
 
-def retrieve(all_kept: TenantsResponses, request: Request) -> Reply:
+def retrieve(all_kept: TenantsKept, request: Request) -> Reply:
     """``GET /v1/responses/{id}``."""
     if request.query.get("stream", "false") not in ("false", "0", ""):
         problem = "expected false: a stored response is returned as a whole, any number of times"
@@ -26,14 +28,14 @@ def retrieve(all_kept: TenantsResponses, request: Request) -> Reply:
     return 200, JSON, kept.response
 
 
-def delete(all_kept: TenantsResponses, request: Request) -> Reply:
+def delete(all_kept: TenantsKept, request: Request) -> Reply:
     """``DELETE /v1/responses/{id}``."""
     kept = _found(all_kept, request)
-    all_kept.drop(kept.id)
+    all_kept.responses.drop(kept.id)
     return 200, JSON, orjson.dumps({"id": kept.id, "object": "response", "deleted": True})
 
 
-def cancel(all_kept: TenantsResponses, request: Request) -> Reply:
+def cancel(all_kept: TenantsKept, request: Request) -> Reply:
     """``POST /v1/responses/{id}/cancel``; one that has ended stays as it is."""
     kept = _found(all_kept, request)
     if not kept.in_background:
@@ -44,27 +46,36 @@ def cancel(all_kept: TenantsResponses, request: Request) -> Reply:
     return 200, JSON, kept.response
 
 
-def input_items(all_kept: TenantsResponses, request: Request) -> Reply:
+def input_items(all_kept: TenantsKept, request: Request) -> Reply:
     """``GET /v1/responses/{id}/input_items``: a page of the items before the response, the newest first."""
-    kept, query = _found(all_kept, request), InputItemsQuery(request.query)
-    items = [orjson.loads(item) for item in kept.input]
-    if query.order != "asc":
-        items.reverse()
+    items = [(orjson.loads(item).get("id"), item) for item in _found(all_kept, request).input]
+    return 200, JSON, page_of(items, request)
+
+
+def page_of(items: Sequence[tuple[str | None, bytes]], request: Request) -> bytes:
+    """The page of items that a request's query asks for. ``items``: with their ids, the oldest first."""
+    query = ItemsQuery(request.query)
+    ordered = items if query.order == "asc" else items[::-1]
     if after := query.after:
-        ids = [item.get("id") for item in items]
+        ids = [item_id for item_id, _item in ordered]
         if after not in ids:
             raise RequestError(Fault.BAD_REQUEST, "after", f"expected the id of an item, got {after[:64]}")
-        items = items[ids.index(after) + 1 :]
-    page = items[: query.limit or DEFAULT_PAGE]
+        ordered = ordered[ids.index(after) + 1 :]
+    page = ordered[: query.limit or DEFAULT_PAGE]
+    return listed(page, more=len(page) < len(ordered))
+
+
+def listed(page: Sequence[tuple[str | None, bytes]], *, more: bool) -> bytes:
+    """A list of items in this API's form. ``more``: whether others follow."""
     told = {
         "object": "list",
-        "data": page,
-        "first_id": page[0].get("id") if page else None,
-        "last_id": page[-1].get("id") if page else None,
-        "has_more": len(page) < len(items),
+        "data": [orjson.Fragment(item) for _id, item in page],
+        "first_id": page[0][0] if page else None,
+        "last_id": page[-1][0] if page else None,
+        "has_more": more,
     }
-    return 200, JSON, orjson.dumps(told)
+    return orjson.dumps(told)
 
 
-def _found(all_kept: TenantsResponses, request: Request) -> StoredResponse:
-    return all_kept.get(request.path.removeprefix(f"{PATH}/").partition("/")[0])
+def _found(all_kept: TenantsKept, request: Request) -> StoredResponse:
+    return all_kept.responses.get(request.path.removeprefix(f"{PATH}/").partition("/")[0], "response_id")

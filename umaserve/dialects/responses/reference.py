@@ -6,15 +6,17 @@ from collections.abc import Sequence
 
 from umaserve.dialects.openai.reference import ERRORS
 from umaserve.dialects.reference import MAX_TOKENS, Body, Operation, Parameter, Reference, Reply, query_of
+from umaserve.dialects.responses.conversations_reference import CONVERSATIONS
+from umaserve.dialects.responses.kept_schemas import ItemsQuery
 from umaserve.dialects.responses.reply_schemas import (
     CompactionReply,
     CountResponseTokensReply,
     DeleteResponseReply,
-    ListInputItemsReply,
+    ListItemsReply,
     Response,
     ResponseEvent,
 )
-from umaserve.dialects.responses.schemas import CompactionRequest, InputItemsQuery, ResponseRequest
+from umaserve.dialects.responses.schemas import CompactionRequest, ResponseRequest
 from umaserve.wire.declared import Declared
 
 _COLOURS = "Name three colours."
@@ -134,8 +136,9 @@ REFERENCE = Reference(
         ("GET", "/v1/responses/{response_id}"): _of_one(
             "getResponse",
             "Get a stored response",
-            "Responses are stored in memory for an hour, up to 256 and 16 MiB for a key or an address; the oldest are"
-            " evicted first. Through a relay, the relay stores them.",
+            "Responses are stored in memory for an hour, or in the folder --store for --store-age; up to an eighth of"
+            " --store-bytes for a key or an address, of which the oldest are evicted first. Through a relay, the relay"
+            " stores them, in memory.",
         ),
         ("DELETE", "/v1/responses/{response_id}"): _of_one(
             "deleteResponse",
@@ -147,13 +150,14 @@ REFERENCE = Reference(
             "listInputItems",
             "List the input items of a response",
             "One page at a time, the latest first.",
-            ListInputItemsReply,
-            query_of(InputItemsQuery),
+            ListItemsReply,
+            query_of(ItemsQuery),
         ),
         ("POST", "/v1/responses/{response_id}/cancel"): _of_one(
             "cancelResponse",
             "Cancel a background response",
             "The output so far is kept. A response that has ended is not changed. A body is ignored.",
         ),
+        **CONVERSATIONS,
     },
 )

@@ -127,6 +127,10 @@ class _ToldReasoning(Declared):
     summary = required(value(type="null"))
 
 
+class _InConversation(Declared):
+    id = required(string())
+
+
 class Response(Declared):
     id = required(string())
     object_ = required(const("response"))
@@ -144,6 +148,7 @@ class Response(Declared):
     instructions = nullable(string())
     max_output_tokens = nullable(whole())
     max_tool_calls = nullable(whole())
+    conversation = optional(_InConversation)
     metadata = required(mapping(string()))
     parallel_tool_calls = required(boolean())
     prompt_cache_key = nullable(string())
@@ -225,14 +230,27 @@ class DeleteResponseReply(Declared):
     deleted = required(const(True))
 
 
-class _KeptItem(Declared, also={"additionalProperties": True}):
+class KeptItem(Declared, also={"additionalProperties": True}):
     id = required(string())
     type = required(string())
 
 
-class ListInputItemsReply(Declared):
+class ListItemsReply(Declared):
     object_ = required(const("list"))
-    data = required(array(_KeptItem))
+    data = required(array(KeptItem))
     first_id = nullable(string())
     last_id = nullable(string())
     has_more = required(boolean())
+
+
+class ConversationReply(Declared):
+    id = required(string())
+    object_ = required(const("conversation"))
+    created_at = required(whole(), "In seconds since 1970.")
+    metadata = required(mapping(string()))
+
+
+class DeleteConversationReply(Declared):
+    id = required(string())
+    object_ = required(const("conversation.deleted"))
+    deleted = required(const(True))

@@ -23,8 +23,8 @@ from umaserve.dialects.parameters import (
 )
 from umaserve.dialects.responses import schemas
 from umaserve.dialects.responses.items import turns
-from umaserve.dialects.responses.keeping import keeping
-from umaserve.dialects.responses.kept import StoredResponse, TenantsResponses
+from umaserve.dialects.responses.keeping import Continued, keeping
+from umaserve.dialects.responses.kept import StoredResponse, TenantsKept
 from umaserve.dialects.responses.tools import OfferedTool, chosen_tools, tools
 from umaserve.dialects.schemas import DEFAULTS
 
@@ -43,6 +43,8 @@ class ResponseRequest:
     """Tools that may be called, by their names for the model."""
     kept: StoredResponse | None
     """The response to keep for other requests; ``None``: nothing."""
+    continued: Continued | None
+    """The conversation that it goes on with, if any."""
     background: bool
     sealed: bool
     """Whether thoughts are wanted in ``encrypted_content`` as well."""
@@ -50,11 +52,11 @@ class ResponseRequest:
     """Fields of the request that the response repeats."""
 
 
-def response_request(body: bytes, limits: RequestLimits, new_id: str, kept: TenantsResponses | None) -> ResponseRequest:
+def response_request(body: bytes, limits: RequestLimits, new_id: str, kept: TenantsKept | None) -> ResponseRequest:
     """Parse a body of ``POST /v1/responses``; raises ``RequestError``. Fields that it doesn't know are ignored.
-    ``kept``: the caller's responses, if any are kept."""
+    ``kept``: what is kept for the caller, if anything is."""
     given = schemas.ResponseRequest.view(json_body(body))
-    _ = given.conversation, given.prompt
+    _ = given.prompt
     # Never done without a word: a prompt that is too long is refused.
     _ = given.truncation, given.service_tier
     model, instructions = given.model or "", given.instructions or ""
@@ -110,7 +112,16 @@ def response_request(body: bytes, limits: RequestLimits, new_id: str, kept: Tena
         "user": given.user,
     }
     called = {one.tool.name: one for one in choice.kept}
-    return ResponseRequest(request, given.stream, called, own, asked.background, _SEALED in include, shown)
+    return ResponseRequest(
+        request,
+        given.stream,
+        called,
+        own,
+        asked.continued(new_id),
+        asked.background,
+        sealed=_SEALED in include,
+        shown=shown,
+    )
 
 
 def _text(given: schemas.ResponseOptions) -> tuple[Grammar | None, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import orjson
 
@@ -11,10 +11,10 @@ from umaserve.core.queries import CountPrompt
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import Asked, EngineQuestion, HttpDialect, KeptTextReply, Page, Route, TextReply, ask
 from umaserve.dialects.openai.errors import ERRORS
-from umaserve.dialects.responses import pages
+from umaserve.dialects.responses import conversations, pages
 from umaserve.dialects.responses.body import ResponseBody
 from umaserve.dialects.responses.compaction import CompactionBody
-from umaserve.dialects.responses.kept import TenantsResponses
+from umaserve.dialects.responses.kept import TenantsKept
 from umaserve.dialects.responses.reference import REFERENCE
 from umaserve.dialects.responses.requests import response_request
 from umaserve.wire.http_head import Request
@@ -29,13 +29,29 @@ def _count(body: bytes, facts: Facts) -> Asked:
     )
 
 
-def _page(make: Callable[[TenantsResponses, Request], tuple[int, str, bytes]]) -> Page:
-    def made(facts: Facts, request: Request) -> tuple[int, str, bytes]:
-        if facts.kept is None:
-            raise RequestError(Fault.NOT_FOUND, "response_id", "expected none: this relay stores no responses")
-        return make(facts.kept, request)
+def _page(make: Callable[[TenantsKept, Request], pages.Reply]) -> Page:
+    return Page(lambda facts, request: make(_kept(facts, "response_id"), request))
+
+
+def _conversation_page(make: Callable[[conversations.Asked], pages.Reply]) -> Page:
+    def made(facts: Facts, request: Request) -> pages.Reply:
+        kept = _kept(facts, "conversation_id")
+        return make(conversations.Asked(kept, request, facts.new_id(""), facts.now()))
 
     return Page(made)
+
+
+def _kept(facts: Facts, field: str) -> TenantsKept:
+    if facts.kept is None:
+        raise RequestError(Fault.NOT_FOUND, field, "expected none: this relay stores nothing")
+    return facts.kept
+
+
+def _conversation_route(by_method: Mapping[str, Callable[[conversations.Asked], pages.Reply]]) -> Route:
+    """The route of a path, from what answers each of its methods."""
+    (method, make), *others = by_method.items()
+    also = _conversation_route(dict(others)) if others else None
+    return Route(method, _conversation_page(make), also=also)
 
 
 DIALECT = HttpDialect(
@@ -47,6 +63,7 @@ DIALECT = HttpDialect(
         f"{pages.PATH}/{{response_id}}": Route("GET", _page(pages.retrieve), also=Route("DELETE", _page(pages.delete))),
         f"{pages.PATH}/{{response_id}}/input_items": Route("GET", _page(pages.input_items)),
         f"{pages.PATH}/{{response_id}}/cancel": Route("POST", _page(pages.cancel)),
+        **{path: _conversation_route(by_method) for path, by_method in conversations.METHODS.items()},
     },
     ERRORS,
     REFERENCE,

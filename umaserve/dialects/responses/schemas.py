@@ -31,7 +31,6 @@ from umaserve.dialects.schemas import (
 from umaserve.wire import fields
 from umaserve.wire.declared import (
     Declared,
-    Field,
     Kind,
     any_of,
     array,
@@ -292,21 +291,32 @@ def _metadata(given: Any, path: str) -> dict[str, str]:
 
 
 _LABEL = string(max_bytes=512)
-_METADATA = Kind(mapping(_LABEL, maxProperties=MAX_METADATA, properties={}).schema, _metadata)
+METADATA = Kind(mapping(_LABEL, maxProperties=MAX_METADATA, properties={}).schema, _metadata)
 
 
-def _not_kept(why: str) -> Field[None]:
-    """A field that has to be absent."""
-
-    def read(given: Any, path: str) -> None:
-        raise RequestError(Fault.BAD_REQUEST, path, f"expected to be absent: {why}")
-
-    return omittable(Kind({"type": "null"}, read), "Not supported.")
+def _no_prompt(_given: Any, path: str) -> None:
+    problem = "expected to be absent: this server keeps no prompts: use instructions and input"
+    raise RequestError(Fault.BAD_REQUEST, path, problem)
 
 
 _MODEL = optional(string(max_bytes=MAX_ID_BYTES), ABOUT_MODEL)
 _INPUT = text_or(ResponseInputItem, 1, 4096, of="items")
 _PREVIOUS = optional(string(1, MAX_ID_BYTES), "The id of a stored response: its items precede these.")
+
+
+class _ConversationObject(Declared):
+    id = required(string(1, MAX_ID_BYTES))
+
+
+def _conversation(given: Any, path: str) -> str:
+    if isinstance(given, str):
+        return string(1, MAX_ID_BYTES).read(given, path)
+    if not isinstance(given, dict):
+        raise bad_request(path, "the id of a conversation, as text or in an object", given)
+    return _ConversationObject.of(given, path).id
+
+
+_CONVERSATION = Kind(any_of(string(1, MAX_ID_BYTES), _ConversationObject).schema, _conversation)
 
 
 class ResponseOptions(Declared):
@@ -332,20 +342,24 @@ class ResponseOptions(Declared):
     truncation = optional(
         choice("auto", "disabled"), "Checked only: a prompt that is too long is refused, never truncated."
     )
-    metadata = optional(_METADATA)
+    metadata = optional(METADATA)
     max_tool_calls = optional(whole(1), "Checked only: it limits tools of OpenAI's service.")
     service_tier = optional(choice("auto", "default", "flex", "priority", "scale"), "Checked only.")
     prompt_cache_key = optional(_LABEL)
     safety_identifier = optional(_LABEL)
     user = optional(_LABEL)
-    conversation = _not_kept("this server keeps no conversations: use previous_response_id, or send all items")
-    prompt = _not_kept("this server keeps no prompts: use instructions and input")
+    conversation = optional(
+        _CONVERSATION,
+        "The id of a conversation, as text or as id of an object: its items precede these, and these and the answer's"
+        " are added to it. Not with previous_response_id.",
+    )
+    prompt = omittable(Kind({"type": "null"}, _no_prompt), "Not supported.")
     stream = switch(False)
     previous_response_id = _PREVIOUS
     store = switch(
         True,
-        "Store the response in memory for an hour, for clients with the same key. The default is true. Through a"
-        " relay, the relay stores it.",
+        "Store the response, for clients with the same key: for an hour, or where the server has a folder for it"
+        " (--store), as long as that keeps it. The default is true. Through a relay, the relay stores it.",
     )
     background = switch(
         False,
@@ -363,19 +377,3 @@ class CompactionRequest(Declared):
     input = optional(_INPUT, "May be absent where previous_response_id is given.")
     instructions = optional(string(), "Placed before all items. They aren't part of the output.")
     previous_response_id = _PREVIOUS
-
-
-# -- queries -----------------------------------------------------------------------------------------------------
-
-DEFAULT_PAGE = 20
-_PAGE = whole(1, 100)
-
-
-def _page(given: str, path: str) -> int:
-    return _PAGE.read(int(given) if given.isdecimal() and len(given) < 10 else given, path)
-
-
-class InputItemsQuery(Declared):
-    limit = omittable(Kind(_PAGE.schema, _page), "Items of a page.", default=DEFAULT_PAGE)
-    order = omittable(choice("asc", "desc"), "By time.", default="desc")
-    after = omittable(string(), "The id of the item that the page follows.")

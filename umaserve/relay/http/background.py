@@ -8,7 +8,8 @@ from typing import Any
 
 import orjson
 
-from umaserve.dialects.responses.kept import MAX_BYTES, StoredResponse, TenantsResponses
+from umaserve.dialects.responses.keeping import Continued
+from umaserve.dialects.responses.kept import MAX_BYTES, StoredResponse, TenantsKept
 from umaserve.net.input_budget import InputShare
 from umaserve.net.loop import Loop
 from umaserve.relay.http.kept_reply import Keeper
@@ -30,8 +31,9 @@ class BackgroundReply:
         self,
         loop: Loop,
         pool: Pool,
-        all_kept: TenantsResponses,
+        all_kept: TenantsKept,
         own: StoredResponse,
+        continued: Continued | None,
         shown: Mapping[str, Any],
         memory: InputShare,
         refuse: Callable[[int, str], object],
@@ -40,7 +42,7 @@ class BackgroundReply:
         self._pool = pool
         self._own = own
         # The worker's response has an id and a time of its own.
-        self._keeper = Keeper(all_kept, own, {**shown, "id": own.id, "created_at": int(time.time())})
+        self._keeper = Keeper(all_kept, own, continued, {**shown, "id": own.id, "created_at": int(time.time())})
         self._memory = memory
         self._refuse: Callable[[int, str], object] | None = refuse
         self._begun: Mapping[str, Any] = {}

@@ -9,7 +9,8 @@ from typing import Any
 
 import orjson
 
-from umaserve.dialects.responses.kept import MAX_BYTES, StoredResponse, TenantsResponses
+from umaserve.dialects.responses.keeping import Continued
+from umaserve.dialects.responses.kept import MAX_BYTES, StoredResponse, TenantsKept
 from umaserve.relay.pool.request import Client
 from umaserve.wire.event_stream import EventData, is_event_stream
 from umaserve.wire.long_texts import as_string
@@ -24,15 +25,23 @@ _ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 class Keeper:
     """Keeps one response, with what its worker doesn't know of it."""
 
-    def __init__(self, all_kept: TenantsResponses, own: StoredResponse | None, shown: Mapping[str, Any]) -> None:
-        """``own``: what is kept of the request; ``None`` if nothing is. ``shown``: fields that replace the worker's."""
+    def __init__(
+        self,
+        all_kept: TenantsKept,
+        own: StoredResponse | None,
+        continued: Continued | None,
+        shown: Mapping[str, Any],
+    ) -> None:
+        """``own``: what is kept of the request; ``None`` if nothing is. ``continued``: the conversation that it goes on
+        with, if any. ``shown``: fields that replace the worker's."""
         self._all = all_kept
         self._own = own
+        self._continued = continued
         self._shown = shown
 
     @property
     def keeps(self) -> bool:
-        return self._own is not None
+        return self._own is not None or self._continued is not None
 
     def take(self, body: str | bytes) -> bytes | None:
         """The response in a body, as its client gets it; ``None`` where there is none."""
@@ -53,10 +62,13 @@ class Keeper:
             output = tuple(orjson.dumps(item) for item in whole["output"] if isinstance(item, dict))
         except orjson.JSONEncodeError:
             return None  # orjson reads deeper nesting than it writes.
+        if self._continued is not None and whole.get("status") in ("completed", "incomplete"):
+            self._continued.end(output)
+            self._continued = None
         own = self._own
         if own is not None and not own.deleted:
             own.id, own.response, own.output = whole["id"], content, output
-            self._all.keep(own)
+            self._all.responses.keep(own)
         return content
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from umaserve.dialects.reference import Body, Errors, Frame, Operation, Parameter, Reference, Reply, upgraded
+from umaserve.dialects.responses.conversations_reference import CONVERSATIONS
 from umaserve.relay.http.admin_reference import FOR_ADMINISTRATORS
 from umaserve.relay.http.schemas import (
     AnthropicModel,
@@ -105,9 +107,9 @@ _WEBSOCKET = upgraded(
     " frame to the close.",
 )
 _KEPT = (
-    "The relay stores the response, and sets store, background and previous_response_id in an answer in one piece. A"
-    " stream is forwarded unchanged, and only workers of umaserve have the same values in it. A worker gets all items"
-    " of a conversation, and neither previous_response_id nor background."
+    "The relay stores the response, and sets store, background, conversation and previous_response_id in an answer in"
+    " one piece. A stream is forwarded unchanged, and only workers of umaserve have the same values in it. A worker"
+    " gets all items of a conversation, and neither its id, previous_response_id nor background."
 )
 _MODEL = Parameter("model", "query", about='The model of messages that name none, or "default"; without it, any.')
 _RESPONSE_ID = Parameter("response_id", "path")
@@ -164,8 +166,8 @@ REFERENCE = Reference(
             "getResponse",
             "Get a stored response",
             (
-                "Responses are stored in memory for an hour, up to 256 and 16 MiB for a key or an address; the oldest"
-                " are evicted first."
+                "Responses are stored in memory for an hour, up to 16 MiB for a key or an address; the oldest are"
+                " evicted first."
             ),
             tag="relay",
             parameters=(_RESPONSE_ID,),
@@ -202,6 +204,7 @@ REFERENCE = Reference(
             parameters=(_RESPONSE_ID,),
             replies={"200": Reply("OK", json=Response)},
         ),
+        **{at: replace(operation, tag="relay") for at, operation in CONVERSATIONS.items()},
         ("POST", "/v1/embeddings"): _relayed("embed", "OpenAI's embeddings", _EVENTS),
         ("POST", "/api/chat"): _relayed("ollamaChat", "Ollama's chats", _LINES),
         ("POST", "/api/generate"): _relayed("ollamaGenerate", "Ollama's generations", _LINES),

@@ -1,4 +1,4 @@
-"""OpenAI's responses at a relay, which keeps them: its workers don't.
+"""OpenAI's responses and conversations at a relay, which keeps them: its workers don't.
 
 A worker gets all items of a conversation with each request. So each one may go to any worker, of whatever make, and one
 that is lost takes none with it.
@@ -6,17 +6,20 @@ that is lost takes none with it.
 
 from __future__ import annotations
 
+import re
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from umaserve.core.errors import RequestError
+from umaserve.dialects.http import path_pattern
 from umaserve.dialects.parameters import PRIORITY_HEADER
-from umaserve.dialects.responses import pages
+from umaserve.dialects.responses import conversations, pages
 from umaserve.dialects.responses.keeping import RELAY_HEADER, Keeping, compacting, keeping
-from umaserve.dialects.responses.kept import KeptResponses, TenantsResponses
+from umaserve.dialects.responses.kept import MAX_BYTES_IN_ALL, AllKept, TenantsKept
 from umaserve.http.connection import JSON, HttpConnection, Serve
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
@@ -34,10 +37,12 @@ COMPACT = f"{pages.PATH}/compact"
 RESPONSES = frozenset((pages.PATH, "/responses", COUNT, COMPACT))
 """The paths whose bodies are relayed; the relay answers those below by itself."""
 FORGET_S = 60.0
-_OURS = ("previous_response_id", "background")
+_OURS = ("previous_response_id", "conversation", "background")
 """Fields that mean something to the relay only."""
 
-_PAGES: Mapping[str, Mapping[str, Callable[[TenantsResponses, Request], tuple[int, str, bytes]]]] = {
+_Make = Callable[[TenantsKept, Request], pages.Reply]
+
+_PAGES: Mapping[str, Mapping[str, _Make]] = {
     "": {"GET": pages.retrieve, "DELETE": pages.delete},
     "/input_items": {"GET": pages.input_items},
     "/cancel": {"POST": pages.cancel},
@@ -45,11 +50,24 @@ _PAGES: Mapping[str, Mapping[str, Callable[[TenantsResponses, Request], tuple[in
 """Handlers of a response's pages, by what follows its id in the path, then by method."""
 
 
+def _of_conversation(make: Callable[[conversations.Asked], pages.Reply]) -> _Make:
+    return lambda kept, request: make(
+        conversations.Asked(kept, request, secrets.token_hex(16), int(time.time())),
+    )
+
+
+_CONVERSATIONS: Mapping[re.Pattern[str], Mapping[str, _Make]] = {
+    path_pattern(path): {method: _of_conversation(make) for method, make in methods.items()}
+    for path, methods in sorted(conversations.METHODS.items(), reverse=True)
+}
+"""Handlers of conversations' pages, as ``_PAGES``, by what matches a whole path: the longest first, which says most."""
+
+
 class Responses:
     """Responses of all clients."""
 
     def __init__(self, loop: Loop, pool: Pool, intake: Intake, budget: InputBudget) -> None:
-        self._kept = KeptResponses(loop.now)
+        self._kept = AllKept(loop.now, MAX_BYTES_IN_ALL)
         self._loop = loop
         self._pool = pool
         self._intake = intake
@@ -57,12 +75,14 @@ class Responses:
         self._forget_old()
 
     def find(self, path: str, tenant: Callable[[HttpConnection, Request], str]) -> tuple[Sequence[str], Serve] | None:
-        """The methods and the handler of a path with a response's id; ``None`` where it is none. ``tenant``: whose
-        responses a request may see; it may raise ``RequestError``."""
-        response_id, slash, rest = path.removeprefix(f"{pages.PATH}/").partition("/")
-        by_method = _PAGES.get(slash + rest)
-        if not path.startswith(f"{pages.PATH}/") or not response_id or by_method is None:
-            return None
+        """The methods and the handler of a path of a response or of conversations; ``None`` where it is none.
+        ``tenant``: whose a request may see; it may raise ``RequestError``."""
+        by_method = next((methods for known, methods in _CONVERSATIONS.items() if known.fullmatch(path)), None)
+        if by_method is None:
+            response_id, slash, rest = path.removeprefix(f"{pages.PATH}/").partition("/")
+            by_method = _PAGES.get(slash + rest)
+            if not path.startswith(f"{pages.PATH}/") or not response_id or by_method is None:
+                return None
 
         def show(connection: HttpConnection, request: Request) -> None:
             make = by_method["GET" if request.method == "HEAD" else request.method]
@@ -78,7 +98,10 @@ class Responses:
         exchange = RelayExchange(connection, self._pool)
         try:
             asked = (compacting if request.path == COMPACT else keeping)(fields, all_kept)
-            own = None if request.path == COUNT else asked.own(f"resp_{secrets.token_hex(16)}", len(request.body))
+            new_id = f"resp_{secrets.token_hex(16)}"
+            counts = request.path == COUNT
+            own = None if counts else asked.own(new_id, len(request.body))
+            continued = None if counts else asked.continued(new_id)
         except RequestError:
             if any(map(fields.values.get, _OURS)):
                 raise
@@ -100,12 +123,12 @@ class Responses:
             self._send(connection, exchange, new_request(exchange))
         elif own is not None and asked.background:
             memory = self._budget.share(None)
-            background = BackgroundReply(self._loop, self._pool, all_kept, own, shown, memory, exchange.fail)
+            background = BackgroundReply(self._loop, self._pool, all_kept, own, continued, shown, memory, exchange.fail)
             response = background.start(new_request(background), fields.values)
             if response is not None:
                 connection.respond(200, [JSON], response)
         else:
-            self._send(connection, exchange, new_request(KeptReply(exchange, Keeper(all_kept, own, shown))))
+            self._send(connection, exchange, new_request(KeptReply(exchange, Keeper(all_kept, own, continued, shown))))
 
     @staticmethod
     def _send(connection: HttpConnection, exchange: RelayExchange, request: RelayedRequest) -> None:
@@ -126,7 +149,7 @@ def _turns(asked: Keeping) -> Iterator[Mapping[str, Any]]:
 
 def _for_worker(values: Mapping[str, Any], asked: Keeping) -> Mapping[str, Any] | None:
     """A body's fields without those that a worker can't know of; ``None`` where it has none of them."""
-    if asked.previous is None and not asked.background:
+    if asked.previous is None and asked.conversation is None and not asked.background:
         return None
     rest = {key: value for key, value in values.items() if key not in _OURS}
     return {**rest, "input": [*map(orjson.Fragment, asked.earlier), *(item.values for item in asked.items)]}

@@ -174,6 +174,32 @@ class Http:
         "delete recordings that are older; 0: never",
         about="Days, 0 to 36500, after which a recording is deleted. 0: never.",
     )
+    store: str = setting(
+        "",
+        path(or_empty=True),
+        "http",
+        "folder that keeps responses and conversations for clients; empty: in memory, for an hour",
+        about="Folder in which the responses and conversations of OpenAI's API that clients may come back for outlive "
+        "the daemon, in a file that only the daemon's user can read. It is not encrypted: that is the disk's matter. "
+        "The folder is made if it is missing. Empty: they are in memory only, for an hour.",
+    )
+    store_bytes: int = setting(
+        128 * MIB,
+        size(8 * MIB, 16 * GIB),
+        "http",
+        "memory for stored responses and conversations, and their size in store; the oldest are deleted first",
+        about="Memory for stored responses and conversations, 8MiB to 16GiB, and their size in the folder store: half "
+        "of it for responses, half for conversations. A key or an address has up to a quarter. The oldest are deleted "
+        "first.",
+    )
+    store_age: float = setting(
+        30.0,
+        real("days", 0, 36500),
+        "http",
+        "delete what is in store once it has not changed for so long; 0: never",
+        about="Days, 0 to 36500, after which a response, or a conversation that has not changed, is deleted from the "
+        "folder store. 0: never.",
+    )
     ref_audio: str = setting(
         "",
         path(or_empty=True),
