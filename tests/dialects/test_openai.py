@@ -435,7 +435,7 @@ EXTENSIONS_REFUSED = [
         ({"n": 0}, "n"),
         ({"n": 9}, "n"),
         ({"stop": [1]}, "stop[0]"),
-        ({"seed": -2}, "seed"),
+        ({"seed": 2**63}, "seed"),
         ({"logprobs": 1}, "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),

@@ -42,6 +42,7 @@ DIFFERENCES: dict[str, str] = {
     "/delta/properties/tool_calls/": "a call comes in pieces, of which only the first has an id and a name",
     "/properties/thinking_budget_tokens$": "another name of reasoning_budget, which was always read",
     "/options/properties/(enable_thinking|chat_template_kwargs)/": "said in the words of OpenAI's API, and of more",
+    "/properties/seed/(minimum|maximum)$": "seeds may have 64 bits, as OpenAI's have",
     "/n_predict/anyOf": "null was said twice",
     "/v1/messages.*/properties/messages/items/": "the role says which blocks there may be",
     "/v1/messages.*/properties/stop_sequences/": "a string may stand for an array of one",

@@ -290,10 +290,17 @@ RANGES: list[tuple[str, str, Read, list[tuple[Any, Any]], list[tuple[Any, str]]]
     (
         # llama.cpp takes 2**32 - 1 to mean a random one.
         "seed",
-        "a whole number from 0 to 4294967294",
+        "a whole number from -9223372036854775807 to 9223372036854775807",
         sampling("seed"),
-        [(0, 0), (4294967294, 4294967294)],
-        [(-1, "-1"), (4294967295, "4294967295"), (2**64, "1.8446744073709552e+19")],
+        [
+            (0, 0),
+            (2**32 - 2, 2**32 - 2),
+            (2**32 - 1, 0),
+            (-1, 2**32 - 2),
+            (2**63 - 1, 2**31 - 1),
+            (1 - 2**63, 2**31),
+        ],
+        [(2**63, "9223372036854775808"), (2**64, "1.8446744073709552e+19")],
     ),
     (
         "slo.target_ttft_ms",
@@ -499,7 +506,7 @@ TYPES: list[tuple[str, str, tuple[str, ...]]] = [
     ("repeat_penalty", "a number above 0 up to 10", ("null", *NUMBERS)),
     ("presence_penalty", "a number from -2 to 2", ("null", *NUMBERS)),
     ("frequency_penalty", "a number from -2 to 2", ("null", *NUMBERS)),
-    ("seed", "a whole number from 0 to 4294967294", ("null", "a whole number")),
+    ("seed", "a whole number from -9223372036854775807", ("null", "a whole number")),
     ("stop", "a string or an array of strings", ("null", "a string", "an array")),
     ("stop[0]", "a non-empty string of at most 256 bytes", ("a string",)),
     ("logit_bias", "an object", ("null", "an object")),

@@ -29,7 +29,7 @@ from umaserve.wire.declared import (
     switch,
     whole,
 )
-from umaserve.wire.fields import Fields, integer, out_of_range
+from umaserve.wire.fields import MAX_INTEGER, Fields, integer, out_of_range
 
 DEFAULTS = requests.Sampling(temperature=1.0, top_p=1.0)
 """OpenAI and Anthropic document these two; the other defaults are this server's own."""
@@ -46,6 +46,7 @@ MAX_BREAKERS, MAX_BREAKER_BYTES = 16, 40
 MAX_ADAPTERS, MAX_ADAPTER_BYTES = 16, 256
 MAX_SCALE = 10.0
 MAX_SEED = 2**32 - 2
+"""The largest that llama.cpp's samplers take: the next one stands for a random one."""
 MAX_WINDOW = 2**31 - 1
 """More than any context has."""
 MAX_DRY = 100.0
@@ -106,6 +107,11 @@ def _tokens(given: Any, path: str) -> int:
     return number if number >= 0 else MAX_WINDOW
 
 
+def _seed(given: Any, path: str) -> int:
+    # OpenAI's seeds have 64 bits. Those that the samplers take stay as they are.
+    return integer(given, path, -MAX_INTEGER) % (MAX_SEED + 1)
+
+
 def _dry_base(given: Any, path: str) -> float:
     base = fields.number(given, path, 0.0, MAX_DRY)
     return base if base >= 1 else DEFAULTS.dry_base
@@ -159,6 +165,7 @@ Base64 = Kind(string(1).schema, fields.media_data)
 _SAMPLER_NAMES = strings(32, 32)
 _STOP_IDS = array(whole(0), high=MAX_BIASES, of="token ids")
 _PRIORITY = Kind(choice(*PRIORITIES).schema, lambda given, path: PRIORITIES[fields.one_of(given, path, PRIORITIES)])
+SEED = Kind({"type": "integer", "minimum": -MAX_INTEGER, "maximum": MAX_INTEGER}, _seed)
 _TOKENS = Kind({"type": "integer", "minimum": -1, "maximum": MAX_WINDOW}, _tokens)
 _BIASES = Kind(mapping(number(-100, 100), maxProperties=MAX_BIASES).schema | {"properties": {}}, _biases)
 _ADAPTERS = Kind(
@@ -295,7 +302,10 @@ class Sampling(Declared):
         "Texts that must not come, with or without a space before them, in the tokens by which the model writes them.",
         default=[],
     )
-    seed = optional(whole(0, MAX_SEED), "The same seed and request give the same text; random by default.")
+    seed = optional(
+        SEED,
+        f"The same seed and request give the same text; random by default. It counts modulo {MAX_SEED + 1}.",
+    )
     logit_bias = optional(
         _BIASES,
         "Token ids, and the bias added to their logits: -100 bans a token, 100 forces it.",

@@ -16,6 +16,7 @@ from umaserve.dialects.schemas import (
     MAX_SCALE,
     MAX_SEED,
     MAX_STOPS,
+    SEED,
     Computation,
     Sampling,
     Targets,
@@ -50,7 +51,7 @@ NONE, MAX_ABSOLUTE, TAXICAB, EUCLIDEAN = -1, 0, 1, 2
 
 
 def _seed(given: Any, path: str) -> int | None:
-    return None if given in (-1, RANDOM_SEED) else Sampling.seed.kind.read(given, path)
+    return None if given in (-1, RANDOM_SEED) else SEED.read(given, path)
 
 
 def _top_k(given: Any, path: str) -> int | None:
@@ -135,7 +136,7 @@ ADAPTERS = array(Adapter, high=MAX_ADAPTERS, of="adapters")
 
 class NativeOptions(Sampling, Computation, Targets, _OfModel, defaults=DEFAULTS):
     seed = optional(
-        Kind(whole(-1, RANDOM_SEED).schema, _seed),
+        Kind(SEED.schema, _seed),
         "The same seed and request give the same text; -1, 4294967295 and none: any.",
     )
     top_k = optional(

@@ -11,7 +11,7 @@ from umaserve.core.requests import Grammar, Image, Syntax
 from umaserve.dialects.content import MAX_MEDIA
 from umaserve.dialects.grammars import ANY_OBJECT, MAX_SCHEMA_BYTES
 from umaserve.dialects.openai.tool_schemas import MAX_TOOLS, Tool, ToolChoice
-from umaserve.dialects.schemas import MAX_ID_BYTES, MAX_SEED, MAX_TURNS, ROLES, Sampling, Targets
+from umaserve.dialects.schemas import MAX_ID_BYTES, MAX_TURNS, ROLES, SEED, Sampling, Targets
 from umaserve.wire import fields
 from umaserve.wire.declared import (
     Declared,
@@ -58,9 +58,8 @@ def _image(given: Any, path: str) -> Image:
 
 
 def _seed(given: Any, path: str) -> int | None:
-    seed = integer(given, path, -_MAX_WHOLE - 1)
-    # Clients in Go draw seeds of 63 bits.
-    return None if seed < 0 else seed % (MAX_SEED + 1)
+    seed = SEED.read(given, path)
+    return None if given < 0 else seed
 
 
 def _length(given: Any, path: str) -> int | None:
@@ -118,7 +117,7 @@ def _texts(given: Any, path: str) -> tuple[str, ...]:
 
 
 _IMAGE = Kind(string(1, description="Base64, without a data: URL.").schema, _image)
-_SEED = Kind({"type": "integer", "minimum": -_MAX_WHOLE - 1}, _seed)
+_SEED = Kind(SEED.schema, _seed)
 _LENGTH = Kind(one_of(whole(1), choice(*_UNLIMITED)).schema, _length)
 _FORMAT = Kind(one_of(choice("json", "", None), value(type="object")).schema, _format)
 _THINK = Kind(choice(True, False, *_LEVELS).schema, _think)
