@@ -17,6 +17,7 @@ from umaserve.cli import main
 from umaserve.commands import findings
 from umaserve.commands.doctor import lines
 from umaserve.commands.findings import Finding, beside_gpus, compared, of_box, of_build, of_model, of_sockets
+from umaserve.engine.llama import backends
 from umaserve.settings.daemon import Config
 from umaserve.settings.model_files import default_model
 from umaserve.settings.models import ModelSpec
@@ -37,6 +38,8 @@ def level_of(about: str, found: list[Finding]) -> str:
 
 
 def test_a_healthy_box_has_nothing_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not backends.may_repack():
+        pytest.skip("this box isn't healthy: the compiler of its llama.cpp breaks AMX")
     flags = ["doctor", "--socket", str(tmp_path / "uma.sock"), "--http", "127.0.0.1:0", "--max-sessions", "8"]
     assert main(flags) == 0
     out = capsys.readouterr().out
