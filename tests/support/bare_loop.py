@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import llama_cpp
 import numpy as np
 
+from umaserve.engine.llama import backends
 from umaserve.settings.model_files import default_model
 
 
@@ -18,7 +19,9 @@ class BareLoop:
     def __init__(self, path: str, n_ctx: int) -> None:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_threads, params.n_threads_batch = n_ctx, 1, 1
-        self._model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
+        model = llama_cpp.llama_model_default_params()
+        model.use_extra_bufts = backends.may_repack()
+        self._model = llama_cpp.llama_model_load_from_file(path.encode(), model)
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._n_vocab = llama_cpp.llama_vocab_n_tokens(self._vocab)
