@@ -285,7 +285,7 @@ WRONG_PARAMETERS = {
     "repetition_penalty": [0, 11],
     "presence_penalty": [-3, 3],
     "frequency_penalty": [-3, 3],
-    "seed": [-1, 2**32, 1.5],
+    "seed": [-(2**63), 2**63, 1.5],
     "stop": [1, [""], ["x", 2], ["x"] * 17, "x" * 257],
     "logit_bias": [[], {"x": 1}, {"1": 101}, {"1": None}],
     "ignore_eos": ["yes"],

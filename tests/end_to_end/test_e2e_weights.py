@@ -15,6 +15,11 @@ def served(daemon: Daemon) -> str:
     return text
 
 
+def warnings(daemon: Daemon) -> list[str]:
+    """Lines of the log, but for that of a compiler which breaks AMX."""
+    return [line for line in daemon.logs.splitlines() if " WARNING " in line and "which breaks AMX" not in line]
+
+
 def test_the_first_start_converts_and_later_ones_load_the_copy(own_daemon, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
 
@@ -29,7 +34,7 @@ def test_the_first_start_converts_and_later_ones_load_the_copy(own_daemon, tmp_p
     assert first.metrics()["model"] == "SmolLM2-135M-Instruct.Q4_1"
     assert served(first) == own
     assert "converting a copy to Q8_0, once" in first.logs
-    assert "WARNING" not in first.logs
+    assert not warnings(first)
 
     second = start()
     assert served(second) == own
@@ -53,5 +58,5 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(own_daemon, tmp_path: Pa
     (tmp_path / "file").touch()
     daemon = own_daemon("--weights", "fast", env={"XDG_CACHE_HOME": str(tmp_path / "file")})
     assert served(daemon)
-    assert daemon.logs.count("WARNING") == 1
-    assert "the Q4_1 weights are not converted" in daemon.logs
+    (warning,) = warnings(daemon)
+    assert "the Q4_1 weights are not converted" in warning
