@@ -219,13 +219,24 @@ def test_images_come_before_the_text() -> None:
 
 def test_a_prompt_is_a_turn_or_raw() -> None:
     turns = (ChatTurn("system", "Be brief."), ChatTurn("user", "Hello"))
-    request = generation(system="Be brief.", context=[1, 2], template="", suffix="").request
+    request = generation(system="Be brief.", context=None, template="", suffix="").request
     assert request is not None
     assert request.prompt == turns
-    raw = generation(raw=True, stream=False).request
+    raw = generation(raw=True, context=[], stream=False).request
     assert raw is not None
     assert raw.prompt == "Hello"
     assert not raw.splits_thoughts
+
+
+def test_a_context_comes_before_the_turn() -> None:
+    request = generation(context=[1, 2]).request
+    assert request is not None
+    assert (request.context, request.prompt) == ((1, 2), (ChatTurn("user", "Hello"),))
+
+
+def test_tokens_are_wanted_of_a_turn_of_text() -> None:
+    told = [generation(**fields).request for fields in ({}, {"raw": True}, {"images": ["QUJD"]})]
+    assert [request and request.wants_tokens for request in told] == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -317,6 +328,17 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], problem: str) -> None:
         ),
         ({"raw": True, "images": ["QUJD"]}, "images: expected to be absent: with raw"),
         ({"context": "a"}, "context: expected an array of token ids, got a string"),
+        ({"context": ""}, "context: expected an array of token ids, got a string"),
+        ({"context": [1, -1]}, "context[1]: expected a whole number from 0 to 2147483647, got -1"),
+        ({"context": [True]}, "context[0]: expected a whole number from 0 to 2147483647, got a boolean"),
+        ({"context": [2**31]}, "context[0]: expected a whole number from 0 to 2147483647, got 2147483648"),
+        ({"context": [1] * 201}, "context: expected at most 200 tokens, got 201"),
+        (
+            {"context": ["a"] * MODEL_INFO.context_tokens},
+            "context: expected fewer than 4096 tokens, this daemon's context, got 4096",
+        ),
+        ({"raw": True, "context": [1]}, "context: expected to be absent: with raw"),
+        ({"images": ["QUJD"], "context": [1]}, "context: expected to be absent: an earlier conversation of tokens"),
         ({"prompt": 1}, "prompt: expected a string, got a whole number"),
         ({"system": "x" * 200}, "prompt: expected at most 200 bytes, got 205"),
     ],
@@ -378,6 +400,16 @@ def test_a_whole_answer_says_what_the_lines_say() -> None:
     whole = json.loads(body.result())
     _, (*_, last) = answer([END])
     assert whole == last | {"message": {"role": "assistant", "content": "Hi"}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_last_object_of_a_generation_has_the_tokens(stream: bool) -> None:
+    body = GenerateBody(FACTS, "g1")
+    body.receive(json.dumps({"model": "any", "prompt": "Hello", "stream": stream}).encode())
+    lines = [line for output in (Token("Hi", 3), replace(END, tokens=(1, 2, 3))) for line in body.send(0, output)]
+    *before, last = map(json.loads, lines if stream else [body.result()])
+    assert not any("context" in line for line in before)
+    assert last["context"] == [1, 2, 3]
 
 
 def test_a_stream_that_fails_ends_with_an_error() -> None:

@@ -563,6 +563,8 @@ def test_tables_name_every_field_of_the_messages() -> None:
     of_other_dialects |= {
         "wants_progress",
         "wants_prompt",
+        "wants_tokens",
+        "context",
         "prompt_logprobs",
         "text_bias",
         "scores_after",

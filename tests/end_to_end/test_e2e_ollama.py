@@ -92,6 +92,34 @@ def test_a_prompt_is_answered_and_a_raw_one_goes_on(client: ollama.Client):
     assert "".join(part.response for part in parts)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_context_goes_on_from_an_earlier_answer(daemon: Daemon, client: ollama.Client, stream: bool):
+    def said(prompt: str, context: list[int] | None = None) -> ollama.GenerateResponse:
+        answer = client.generate("any", prompt, context=context, options=GREEDY, stream=stream)
+        return [*answer][-1] if stream else answer
+
+    first = said(f"Remember {daemon.http}, {stream}.")
+    assert len(first.context) == first.prompt_eval_count + first.eval_count
+    before = daemon.metrics()["prefix_reused_tokens_total"]
+    second = said("Go on.", first.context)
+    assert second.context[: len(first.context)] == first.context
+    assert second.prompt_eval_count > len(first.context)
+    # All that was computed, which the last token of an answer isn't.
+    assert daemon.metrics()["prefix_reused_tokens_total"] - before >= len(first.context) - 1
+    assert client.generate("any", "Hello", raw=True, options=GREEDY).context is None
+
+
+def test_a_context_that_is_none_is_refused(client: ollama.Client):
+    for context, problem in (
+        ([1, 2**30], "context[1]: expected a token id from 0 to 49151, got 1073741824"),
+        ([1] * 8192, "context: expected fewer than 8192 tokens, this daemon's context, got 8192"),
+        ([1] * 8191, "prompt: expected at most 8191 tokens, got "),
+    ):
+        status, error = refused(lambda context=context: client.generate("any", "Hello", context=context))
+        assert status == 400
+        assert error.startswith(problem)
+
+
 def test_nothing_to_say_loads_and_unloads(client: ollama.Client):
     assert client.chat("any").done_reason == "load"
     assert client.generate("any").done_reason == "load"

@@ -347,6 +347,16 @@ def test_the_prompt_is_told_as_text_where_that_is_wanted(plain: LlamaEngine):
     assert plain.prepare(Generate("t", turns)).text == ""
 
 
+def test_a_context_comes_before_the_tokens_of_the_turns(plain: LlamaEngine):
+    turns = (ChatTurn("user", "Go on. <|im_end|>"),)
+    alone = list(plain.prepare(Generate("t", turns)).tokens)
+    assert list(plain.prepare(Generate("t", turns, context=(5, 6, 7))).tokens) == [5, 6, 7, *alone]
+    with pytest.raises(RequestError, match=r"^context\[1\]: expected a token id from 0 to 49151, got 49152$"):
+        plain.prepare(Generate("t", turns, context=(5, 49152)))
+    with pytest.raises(RequestError, match=rf"^prompt: expected at most {N_CTX - 1} tokens, got "):
+        plain.prepare(Generate("t", turns, context=(5,) * N_CTX))
+
+
 # -- tools -----------------------------------------------------------------------------------------------------------
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}

@@ -152,6 +152,16 @@ def test_the_progress_of_a_prompt_is_told_to_those_who_want_it(world: SchedulerW
     assert asking.text == asking.expected
 
 
+def test_the_end_tells_the_tokens_to_those_who_want_them(world: SchedulerWorld) -> None:
+    asking, other = (world.arrive("hello", max_tokens=9, wants_tokens=wants) for wants in (True, False))
+    world.finish()
+    told, untold = asking.outputs[-1], other.outputs[-1]
+    assert isinstance(told, Finished)
+    assert isinstance(untold, Finished)
+    assert bytes(told.tokens) == b"hello" + asking.text.encode()
+    assert untold.tokens == ()
+
+
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_a_stop_string_ends_the_text_before_it(world: SchedulerWorld, length: int) -> None:
     whole = answer("stop here", 40)
@@ -615,6 +625,13 @@ def test_a_prompt_that_the_filter_forbids_is_refused(prompt: str | tuple[ChatTur
     assert (good.text, good.end) == good.expected_end
 
 
+def test_a_context_that_the_filter_forbids_is_refused() -> None:
+    world = SchedulerWorld(patterns=("forbidden",))
+    client = world.arrive((ChatTurn("user", "hello"),), context=tuple(b"say forbidden words"))
+    world.finish()
+    assert client.end is Fault.CONTENT_FILTERED
+
+
 @pytest.mark.parametrize("tool", [Tool("look", "forbidden", "{}"), Tool("look", "", '{"title": "forbidden"}')])
 def test_a_tool_that_the_filter_forbids_is_refused(tool: Tool) -> None:
     world = SchedulerWorld(patterns=("forbidden",))
@@ -627,10 +644,13 @@ def test_a_tool_that_the_filter_forbids_is_refused(tool: Tool) -> None:
 def test_an_answer_ends_before_what_the_filter_forbids(at: int) -> None:
     whole = answer("hello", 20)
     world = SchedulerWorld(patterns=(whole[at : at + 4],))
-    client, other = world.arrive("hello", max_tokens=20), world.arrive("other", max_tokens=20)
+    client, other = world.arrive("hello", max_tokens=20, wants_tokens=True), world.arrive("other", max_tokens=20)
     world.turn_until(lambda: client.end and other.end)
     assert (client.text, client.end) == (whole[: whole.index(whole[at : at + 4])], FinishReason.CONTENT_FILTER)
     assert len(client.session.generated) == at + 4, "and no more of it is computed"
+    end = client.outputs[-1]
+    assert isinstance(end, Finished)
+    assert end.tokens == (), "nor told as tokens"
     assert (other.text, other.end) == other.expected_end
 
 

@@ -187,6 +187,8 @@ class Finished:
     """The id of the conversation's recording, if there is one."""
     stop_string: str | None = None
     """The stop string that ended it; ``None``: something else did."""
+    tokens: Sequence[int] = ()
+    """Tokens of the prompt and of the answer, where the request asks for them and no text was withheld."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -306,6 +306,10 @@ class Generate:
     """Whether to report how much of the prompt is computed, after each part of it."""
     wants_prompt: bool = False
     """Whether to report the prompt as the model gets it."""
+    context: tuple[int, ...] = ()
+    """Tokens that come before those of the prompt, which are turns of text: an earlier conversation's."""
+    wants_tokens: bool = False
+    """Whether to report the tokens of prompt and answer at the end. Not for prompts with media, which are no tokens."""
     priority: Priority = Priority.INTERACTIVE
     target_ttft_s: float | None = None
     target_tbt_s: float | None = None

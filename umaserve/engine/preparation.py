@@ -328,7 +328,8 @@ class Preparation:
         if self._plain is not None:
             turns, tokenize = self._plain.marked(turns)
         if not any(turn.attachments for turn in turns):
-            return Prompt(tokenize(render(turns)), ())
+            self._check_ids(request.context, "context")
+            return Prompt([*request.context, *tokenize(render(turns), begins=not request.context)], ())
         return self._media.prompt(turns, render, tenant if request.cache_prompt else None, wanted, tokenize)
 
     def _render(self, request: Generate) -> Callable[[Sequence[ChatTurn]], str]:

@@ -158,6 +158,8 @@ class Preparing:
 
     def _prompt_texts(self, request: Generate) -> Iterator[str]:
         """All texts that the client sends to the model."""
+        if request.context:
+            yield self._text_of(TokenIds(request.context))
         match request.prompt:
             case str() as text:
                 yield text

@@ -248,7 +248,11 @@ class SessionManager:
             self.put(session, token._replace(thoughts=said.thoughts, answer=said.answer))
         reason = FinishReason.CONTENT_FILTER if filtered else reason
         stop_string = session.text.stop_string if reason is FinishReason.STOP and session.text is not None else None
-        self.put(session, Finished(reason, session.usage, session.timing(now), stop_string=stop_string))
+        # Of an answer that was cut for its content, the tokens would tell what its text may not.
+        told = session.request.wants_tokens and reason is not FinishReason.CONTENT_FILTER
+        tokens = session.tokens if told else ()
+        end = Finished(reason, session.usage, session.timing(now), stop_string=stop_string, tokens=tokens)
+        self.put(session, end)
 
     def fail(self, session: Session, error: RequestError) -> None:
         """End with ``error``, after the queued outputs."""

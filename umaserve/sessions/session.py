@@ -139,6 +139,12 @@ class Session:
         return self.state in (State.DONE, State.ERRORED)
 
     @property
+    def tokens(self) -> Sequence[int]:
+        """Tokens of its prompt, once that is prepared, and of its answer so far."""
+        prepared = self.prepared or self.before
+        return (*(() if prepared is None else prepared.tokens), *self.generated)
+
+    @property
     def usage(self) -> Usage:
         prepared = self.prepared or self.before
         prompt = 0 if prepared is None else len(prepared.tokens)

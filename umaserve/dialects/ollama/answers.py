@@ -166,6 +166,7 @@ class _TextBody(ABC):
                 "prompt_eval_duration": nanoseconds(first_token_s - timing.started_s),
                 "eval_count": n_tokens,
                 "eval_duration": nanoseconds(timing.total_s - first_token_s),
+                **({"context": end.tokens} if end.tokens else {}),
             }
         )
 

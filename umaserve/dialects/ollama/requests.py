@@ -47,13 +47,13 @@ def generate_request(body: bytes, limits: RequestLimits, model: Model, new_id: s
     name = given.model
     _refuse(given, "template", "the model's own chat template is used; for another, set raw and send a whole prompt")
     _refuse(given, "suffix", "this server fills no gaps in a text")
-    if given.values.get("context") is not None:
-        token_ids(given.values["context"], "context", limits)  # Not used: a chat's messages are its history.
+    info = model(name)
     text, system, attachments = given.prompt or "", given.system or "", before_text(given.images)
+    context = _context(given, limits, info)
     check_prompt_bytes(len(text.encode()) + len(system.encode()), limits)
     prompt: str | tuple[ChatTurn, ...]
     if given.raw:
-        for key in ("system", "images"):
+        for key in ("system", "images", "context"):
             _refuse(given, key, "with raw, the model gets nothing but the prompt")
         prompt = text
     elif text or attachments:
@@ -61,7 +61,22 @@ def generate_request(body: bytes, limits: RequestLimits, model: Model, new_id: s
         prompt = (*before, ChatTurn("user", text, attachments=attachments))
     else:
         prompt = ""
-    return _asked(given, limits, model(name), Generate(new_id, prompt, model=name))
+    wants_tokens = not (given.raw or attachments)
+    asked = Generate(new_id, prompt, context=context, wants_tokens=wants_tokens, model=name)
+    return _asked(given, limits, info, asked)
+
+
+def _context(given: OllamaGenerateRequest, limits: RequestLimits, info: ModelInfo | None) -> tuple[int, ...]:
+    """The tokens of an earlier conversation."""
+    value = given.values.get("context")
+    if value is None:
+        return ()
+    if given.images:
+        _refuse(given, "context", "an earlier conversation of tokens can't be followed by images")
+    if info is not None and isinstance(value, list) and len(value) >= info.context_tokens:
+        problem = f"expected fewer than {info.context_tokens} tokens, this daemon's context, got {len(value)}"
+        raise RequestError(Fault.CONTEXT_EXCEEDED, given.name("context"), problem)
+    return token_ids(value, given.name("context"), limits)
 
 
 def _asked(given: OllamaTextRequest, limits: RequestLimits, info: ModelInfo | None, request: Generate) -> TextRequest:

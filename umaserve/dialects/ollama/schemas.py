@@ -214,7 +214,11 @@ class OllamaGenerateRequest(OllamaTextRequest):
     raw = switch(False, "Whether the prompt is used unchanged, without the chat template.")
     template = optional(choice(""), "Refused: with raw, a prompt can have any form.")
     suffix = optional(choice(""), "Refused.")
-    context = optional(array(whole()), "Not used.")
+    context = optional(
+        array(whole()),
+        "Tokens that come before the prompt: those in the last object of an earlier answer, which the prompt goes on"
+        " from. Refused with raw and with images.",
+    )
 
 
 class OllamaEmbedRequest(OllamaRequest):
@@ -298,6 +302,11 @@ class OllamaChatAnswer(_Answer):
 class OllamaGenerateAnswer(_Answer):
     response = required(string())
     thinking = omittable(string())
+    context = omittable(
+        array(whole()),
+        "Tokens of prompt and answer, in the last object, for the context of the next request. Absent with raw and"
+        " with images.",
+    )
 
 
 class OllamaEmbedReply(Declared):
