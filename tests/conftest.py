@@ -39,14 +39,15 @@ def log_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def daemon(tmp_path_factory: pytest.TempPathFactory):
-    """A daemon with its defaults, shared; every test leaves it as idle as it was.
+    """A daemon with its defaults and a store, shared; every test leaves it as idle as it was.
 
     But it guesses nothing: which guesses are verified depends on what has proved faster, llama.cpp rounds otherwise
     where it verifies some, and answers are compared that have near ties.
     """
     # One compute thread: several stumble over one another wherever another program, such as pytest, has a core.
-    flags = ("--http", "127.0.0.1:0", "--debug-echo", "--no-speculation")
-    daemon = Daemon(tmp_path_factory.mktemp("daemon"), *flags, env={"UMA_THREADS": "1"})
+    folder = tmp_path_factory.mktemp("daemon")
+    flags = ("--http", "127.0.0.1:0", "--debug-echo", "--no-speculation", "--store", str(folder / "store"))
+    daemon = Daemon(folder, *flags, env={"UMA_THREADS": "1"})
     yield daemon
     assert daemon.stop() == 0, daemon.logs
     assert "Traceback" not in daemon.logs, daemon.logs

@@ -18,6 +18,7 @@ from clock import Clock
 from umaserve.core.errors import ConfigError, RequestError
 from umaserve.daemon.kept_file import NAME, KeptFile
 from umaserve.dialects.responses.kept import AllKept, StoredConversation, StoredResponse
+from umaserve.dialects.responses.kept_rows import rows_of
 
 WAIT_S = 10.0
 NOW = 1_750_000_000.0
@@ -38,7 +39,7 @@ class Box:
         self.end()
         # A daemon's clock begins anew.
         kept = AllKept(Clock(self.clock() - NOW), max_bytes, max_age_s)
-        self._open = KeptFile(str(self.path), kept, self._woken.release, self.clock)
+        self._open = KeptFile(str(self.path), rows_of(kept), self._woken.release, self.clock)
         return kept
 
     @property
@@ -189,7 +190,7 @@ def test_a_bad_row_costs_no_more_than_itself(box: Box, row: tuple[Any, ...], cap
 def test_another_daemon_has_none_of_it(box: Box, tmp_path: Path):
     box.start()
     with pytest.raises(ConfigError, match=r"^store .*kept.sqlite: another daemon has it: choose a folder"):
-        KeptFile(str(box.path), AllKept(Clock()), lambda: None)
+        KeptFile(str(box.path), rows_of(AllKept(Clock())), lambda: None)
 
 
 @pytest.mark.parametrize("content", [b"not a database" * 100, b"SQLite format 3\x00" + b"\xff" * 5000])
@@ -235,7 +236,7 @@ def test_what_can_not_be_written_is_logged_once_and_written_later(box: Box, capl
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     kept = AllKept(Clock())
-    file = KeptFile("", kept, lambda: None)
+    file = KeptFile("", rows_of(kept), lambda: None)
     kept.of("ann").responses.keep(response())
     file.tidy()
     file.collect()

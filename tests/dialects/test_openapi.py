@@ -55,6 +55,7 @@ SPEAKING = replace(
 )
 OLLAMAS = {"User-Agent": "ollama-python"}
 """Only Ollama's clients find something at the root."""
+FILES = "/v1/files"
 EMBEDDING = ("/v1/embeddings", "/embedding", "/api/embed", "/api/embeddings")
 ABSENT = ("/models/load", "/models/unload", "/api/box/end")
 """Their examples name a model or a session that this daemon has not."""
@@ -81,7 +82,8 @@ def keyed(tmp_path_factory: pytest.TempPathFactory):
     directory = tmp_path_factory.mktemp("keyed")
     file = str(directory / "keys.json")
     key = KeyFile(file, missing_ok=True).add("ann")
-    flags = ("--http", "127.0.0.1:0", "--pooling", "mean", "--api-keys", file)
+    store = str(directory / "store")
+    flags = ("--http", "127.0.0.1:0", "--pooling", "mean", "--api-keys", file, "--store", store)
     daemon = Daemon(directory, *flags, env={"UMA_THREADS": "1"})
     headers = OLLAMAS | {"Authorization": f"Bearer {key}"}
     with httpx.Client(base_url=f"http://{daemon.http}", headers=headers, timeout=ANSWER_S) as http:
@@ -99,6 +101,9 @@ def url_of(path: str, http: httpx.Client) -> str:
         items = {"items": [{"role": "user", "content": "a"}]}
         item = http.post(f"/v1/conversations/{kept}/items", json=items).json()["last_id"]
         return path.replace("{conversation_id}", kept).replace("{item_id}", item)
+    if "{file_id}" in path:
+        kept = http.post(FILES, files={"file": b"{}\n"}, data={"purpose": "batch"})
+        return path.replace("{file_id}", kept.json()["id"])
     if "{file}" in path:
         return path.replace("{file}", "main.js")
     return path if "{" not in path else path.replace("{model}", http.get("/v1/models").json()["data"][0]["id"])
@@ -233,6 +238,7 @@ def test_refusals_are_as_described(http: httpx.Client, path: str, request_: dict
 def test_a_body_that_is_too_large_is_refused_as_described(daemon: Daemon, path: str):
     config = Config().sized(0)
     most = config.max_chat_bytes if path in WITH_MEDIA or path in FORMS else config.max_frame_bytes
+    most = config.store_bytes // 4 if path == FILES else most
     kind = "multipart/form-data; boundary=b" if path in FORMS else "application/json"
     with Http(daemon.http) as wire:
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {most + 1}"
@@ -254,9 +260,10 @@ def test_forms_are_refused_as_described(http: httpx.Client, path: str):
         response = http.post(path, content=content, headers=headers)
         assert response.status_code == status, response.text
         check_response(response, FORMS[path])
-    deaf = http.post(path, files={"file": b"RIFF"}, data={"model": "any"})
+    deaf = http.post(path, files={"file": b"RIFF"}, data={"model": "any", "purpose": "vision"})
     assert deaf.status_code == 400
-    assert deaf.json()["error"]["message"].endswith("load its projector with --mmproj")
+    why = "for batches only, got vision" if path == FILES else "load its projector with --mmproj"
+    assert deaf.json()["error"]["message"].endswith(why)
     check_response(deaf, FORMS[path])
 
 

@@ -95,6 +95,6 @@ def facts(**settings: Any) -> Facts:
         started_at=0,
         detached=SimpleNamespace(enabled=False),
         client_secrets=ClientSecrets(lambda: 0.0),
-        kept=AllKept(lambda: 0.0),
+        store=SimpleNamespace(kept=AllKept(lambda: 0.0), files=None),
     )
     return Services.facts(cast("Services", about), Caller("any", "ip:127.0.0.1"))

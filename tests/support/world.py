@@ -13,9 +13,8 @@ from standin import StandInEngine, StandInVoice, SteppedWorker
 from umaserve.access.client_secrets import ClientSecrets
 from umaserve.core.events import ListedModel, Metrics, ModelInfo, ModelState
 from umaserve.daemon.detached import Detached
-from umaserve.daemon.kept_file import KeptFile
 from umaserve.daemon.services import Services
-from umaserve.dialects.responses.kept import AllKept
+from umaserve.daemon.store import Store
 from umaserve.net.input_budget import InputBudget
 from umaserve.scheduler.questions import Question, Questions
 from umaserve.sessions.caller import Caller
@@ -149,8 +148,7 @@ class DaemonWorld(World):
             speech=self.speech,
             recordings=Recordings("", 0, 0, nothing),
             client_secrets=ClientSecrets(self.clock),
-            kept=(kept := AllKept(self.clock)),
-            kept_file=KeptFile("", kept, nothing),
+            store=Store(config, self.clock, nothing),
             ref_audio=None,
             content_filter=None,
             input_budget=self.budget,

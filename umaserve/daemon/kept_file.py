@@ -1,4 +1,4 @@
-"""The file in which responses and conversations outlive the daemon: a copy of what it keeps in memory."""
+"""The file in which responses, conversations and others outlive the daemon: a copy of what it keeps in memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from umaserve.core.errors import ConfigError
-from umaserve.dialects.responses.kept import AllKept, KeptEntries, StoredConversation, StoredResponse
-from umaserve.dialects.responses.kept_rows import conversation_of, packed, response_of
+from umaserve.dialects.responses.kept import Entry
+from umaserve.dialects.responses.kept_rows import Rows
 from umaserve.settings.sources import printable
 from umaserve.system.threads import JobThread
 
@@ -38,8 +38,9 @@ class Key(NamedTuple):
     id: str
 
 
-Row = tuple[Key, float, StoredResponse | StoredConversation | None]
-"""A row to be written: when it was changed, in seconds since 1970, and what it has; ``None``: nothing any more."""
+Row = tuple[Key, float, Callable[[], bytes] | None]
+"""A row to be written: when it was changed, in seconds since 1970, and what makes its content; ``None``: there is none
+any more."""
 
 
 class KeptFile:
@@ -51,11 +52,10 @@ class KeptFile:
     """
 
     def __init__(
-        self, folder: str, kept: AllKept, wake: Callable[[], None], clock: Callable[[], float] = time.time
+        self, folder: str, kinds: Iterable[Rows[Any]], wake: Callable[[], None], clock: Callable[[], float] = time.time
     ) -> None:
-        """``kept`` gets what is in the file. ``clock``: seconds since 1970."""
-        self._kept = kept
-        self._kinds: Mapping[str, KeptEntries[Any]] = {kind.kind: kind for kind in (kept.responses, kept.conversations)}
+        """``kinds`` get what is in the file. ``clock``: seconds since 1970."""
+        self._kinds: Mapping[str, Rows[Any]] = {rows.entries.kind: rows for rows in kinds}
         self._clock = clock
         self._changed: dict[Key, None] = {}
         self._jobs = 0
@@ -66,7 +66,7 @@ class KeptFile:
             self._read()
             self._thread = JobThread("store", wake)
             for name, kind in self._kinds.items():
-                kind.changed = functools.partial(self._note, name)
+                kind.entries.changed = functools.partial(self._note, name)
             self._write()
 
     @property
@@ -76,7 +76,7 @@ class KeptFile:
 
     def tidy(self) -> None:
         """Forget what is too old, and try again what could not be written."""
-        self._kept.expire()
+        self._expire()
         self._write()
 
     def collect(self) -> None:
@@ -103,8 +103,12 @@ class KeptFile:
                 self._take(key, changed, content)
             except (ValueError, TypeError) as error:
                 log.warning("store: a row was skipped and is deleted: %s", error)
-        self._kept.expire()
+        self._expire()
         self._changed = {key: None for key in keys if self._of(key) is None}
+
+    def _expire(self) -> None:
+        for kind in self._kinds.values():
+            kind.entries.expire()
 
     def _take(self, key: Key, changed: object, content: object) -> None:
         kind = self._kinds.get(key.kind)
@@ -112,12 +116,16 @@ class KeptFile:
             raise ValueError("its columns are of another kind")
         if not isinstance(key.tenant, str) or not isinstance(key.id, str):
             raise ValueError("its tenant or id is no text")
-        entry = (response_of if kind is self._kept.responses else conversation_of)(key.id, content)
-        kind.keep(key.tenant, entry, max(0.0, self._clock() - changed))
+        kind.entries.keep(key.tenant, kind.unpack(key.id, content), max(0.0, self._clock() - changed))
 
-    def _of(self, key: Key) -> Any:
+    def _of(self, key: Key) -> Entry | None:
         kind = self._kinds.get(key.kind)
-        return None if kind is None else kind.find(key.tenant, key.id)
+        return None if kind is None else kind.entries.find(key.tenant, key.id)
+
+    def _packing(self, key: Key) -> Callable[[], bytes] | None:
+        entry = self._of(key)
+        # A copy, since the one in memory may change while it is written.
+        return None if entry is None else functools.partial(self._kinds[key.kind].pack, copy.copy(entry))
 
     def _note(self, kind: str, tenant: str, entry_id: str) -> None:
         self._changed[Key(kind, tenant, entry_id)] = None
@@ -131,8 +139,7 @@ class KeptFile:
         assert self._thread is not None
         keys, self._changed = [*self._changed], {}
         now = self._clock()
-        # Copies, since those in memory may change while these are written.
-        rows = [(key, now, copy.copy(self._of(key))) for key in keys]
+        rows = [(key, now, self._packing(key)) for key in keys]
 
         def done(result: object) -> None:
             self._jobs -= 1
@@ -195,11 +202,11 @@ class _Database:
     def write(self, rows: Sequence[Row]) -> None:
         """Write all rows, or none. Raises one of ``errors``."""
         with self._transaction() as connection:
-            for key, changed, kept in rows:
-                if kept is None:
+            for key, changed, packed in rows:
+                if packed is None:
                     connection.execute("DELETE FROM kept WHERE kind IS ? AND tenant IS ? AND id IS ?", key)
                 else:
-                    connection.execute("REPLACE INTO kept VALUES (?, ?, ?, ?, ?)", (*key, changed, packed(kept)))
+                    connection.execute("REPLACE INTO kept VALUES (?, ?, ?, ?, ?)", (*key, changed, packed()))
 
     def _begin(self) -> None:
         # Texts that were deleted are overwritten, and no other daemon may write between what this one writes.

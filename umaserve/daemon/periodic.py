@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from umaserve.daemon.kept_file import KeptFile
+from umaserve.daemon.store import Store
 from umaserve.models.catalogue_watch import CatalogueWatch
 from umaserve.models.registry import Models
 from umaserve.net.loop import Loop
@@ -51,7 +51,7 @@ def start_periodic(
     catalogue: CatalogueWatch,
     admission: Admission,
     recordings: Recordings,
-    kept_file: KeptFile,
+    store: Store,
     look_at_threads: Callable[[], object],
     request_timeout: float,
 ) -> None:
@@ -64,7 +64,7 @@ def start_periodic(
     every(loop, FILES_S, models.look_at_files)
     every(loop, KEEP_S, models.keep_costs)
     every(loop, TIDY_S, recordings.tidy)
-    every(loop, FORGET_S, kept_file.tidy)
+    every(loop, FORGET_S, store.tidy)
     if request_timeout:
         every(loop, min(EXPIRE_S, request_timeout / 2), lambda: models.expire(request_timeout))
 

@@ -6,7 +6,6 @@ import contextlib
 import enum
 import functools
 import logging
-import math
 import os
 import sys
 import time
@@ -26,16 +25,15 @@ from umaserve.daemon.first_steps import first_steps
 from umaserve.daemon.handover_file import HandoverFile
 from umaserve.daemon.http.routes import DIALECTS
 from umaserve.daemon.http.site import DaemonSite
-from umaserve.daemon.kept_file import KeptFile
 from umaserve.daemon.listeners import Listeners
 from umaserve.daemon.periodic import start_periodic
 from umaserve.daemon.relay_links import DaemonLinks
 from umaserve.daemon.services import Services
 from umaserve.daemon.shutdown import Shutdown
+from umaserve.daemon.store import Store
 from umaserve.daemon.vllm_metrics import use_of, vllm_metrics
 from umaserve.daemon.voices import Voices
 from umaserve.dialects.generate.routes import conversation
-from umaserve.dialects.responses.kept import MAX_AGE_S, AllKept
 from umaserve.models.catalogue_watch import CatalogueWatch
 from umaserve.models.engine_supervisor import NewEngine
 from umaserve.models.known_models import KnownModels, file_of
@@ -50,7 +48,6 @@ from umaserve.sessions.content_filter import ContentFilter
 from umaserve.sessions.engine_api import EngineLost
 from umaserve.sessions.rates import Rates
 from umaserve.sessions.session import Session
-from umaserve.settings.daemon import Config
 from umaserve.settings.models import Catalogue
 from umaserve.settings.reread import reread
 from umaserve.stages.recordings import Recordings
@@ -132,7 +129,7 @@ class Server:
         lent = (
             *services.speech.threads,
             *services.recordings.threads,
-            *services.kept_file.threads,
+            *services.store.threads,
             *self._links.threads,
         )
         self._watch = ThreadWatch((*self._models.threads.all, *lent))
@@ -140,7 +137,6 @@ class Server:
     def _new_services(self) -> Services:
         config, loop = self._config, self._loop
         feedback = FeedbackLog(config.feedback_log) if config.feedback_log else None
-        kept = AllKept(loop.now, config.store_bytes, _kept_age_s(config))
         return Services(
             config=config,
             loop=loop,
@@ -155,8 +151,7 @@ class Server:
             speech=self._voices.speech,
             recordings=Recordings(config.recordings, config.recordings_bytes, config.recordings_age * 86400, loop.wake),
             client_secrets=ClientSecrets(loop.now),
-            kept=kept,
-            kept_file=KeptFile(config.store, kept, loop.wake),
+            store=Store(config, loop.now, loop.wake),
             ref_audio=self._voices.ref_audio,
             content_filter=self._content_filter,
             # Two of the largest messages: one comes while another is prepared.
@@ -181,7 +176,7 @@ class Server:
             self._catalogue_watch,
             self._admission,
             self._services.recordings,
-            self._services.kept_file,
+            self._services.store,
             self._stuck,
             self._config.request_timeout,
         )
@@ -271,7 +266,7 @@ class Server:
         self._links.collect()
         self._services.speech.collect()
         self._services.recordings.collect()
-        self._services.kept_file.collect()
+        self._services.store.collect()
 
     def _begin_shutdown(self) -> None:
         if self._signals.count and not self._ending.leaving:
@@ -355,12 +350,6 @@ class Server:
         self._loop.close()
         log.info("stopped")
         return self._status
-
-
-def _kept_age_s(config: Config) -> float:
-    if not config.store:
-        return MAX_AGE_S
-    return config.store_age * 86400 or math.inf
 
 
 def _traces(endpoint: str, clock: Callable[[], float]) -> Traces:

@@ -14,10 +14,9 @@ from umaserve.core.events import Metrics, ModelInfo
 from umaserve.core.requests import Cancel, Generate, Infill, MixedText, Prompt, Steering, TokenIds
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.feedback import FeedbackLog
-from umaserve.daemon.kept_file import KeptFile
+from umaserve.daemon.store import Store
 from umaserve.dialects.facts import Facts, RunningAnswer
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.dialects.responses.kept import AllKept
 from umaserve.models.registry import Models
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
@@ -47,10 +46,8 @@ class Services:
     speech: Speech
     recordings: Recordings
     client_secrets: ClientSecrets
-    kept: AllKept
-    """Responses and conversations that clients may come back for."""
-    kept_file: KeptFile
-    """Their copy on disk."""
+    store: Store
+    """What clients may come back for."""
     ref_audio: RefAudio | None
     content_filter: ContentFilter | None
     input_budget: InputBudget
@@ -83,7 +80,8 @@ class Services:
             resumable=self.detached.enabled,
             recorded=bool(config.recordings),
             new_client_secret=None if caller is None else functools.partial(self.client_secrets.new, caller),
-            kept=None if caller is None else self.kept.of(caller.tenant),
+            kept=None if caller is None else self.store.kept.of(caller.tenant),
+            files=None if caller is None or self.store.files is None else self.store.files.kept.of(caller.tenant),
             steer=functools.partial(_steer, self.models, caller),
             running=lambda: _running(self.models, shown=config.slots_prompts),
         )

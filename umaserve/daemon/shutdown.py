@@ -151,7 +151,7 @@ class Shutdown:
         # All are told, whichever doesn't return; first the one whose work others were told is done.
         stops = [
             services.recordings.stop,
-            services.kept_file.stop,
+            services.store.stop,
             *(thread.stop for thread in self._models.threads.all),
             services.speech.stop,
         ]

@@ -9,6 +9,7 @@ from typing import Any
 from umaserve.core.errors import ModelAwaited
 from umaserve.core.events import ListedModel, ModelInfo, VoiceInfo
 from umaserve.core.requests import Cancel, Generate, Steering
+from umaserve.dialects.batches.kept import TenantsFiles
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.responses.kept import TenantsKept
 
@@ -76,6 +77,8 @@ class Facts:
     makes of it; returns how many there are. Raises what the function raises, and then steers none."""
     kept: TenantsKept | None
     """The responses and conversations that are kept for the caller; ``None`` where nobody could come back for one."""
+    files: TenantsFiles | None = None
+    """The caller's files; ``None`` where none are kept."""
     new_client_secret: Callable[[Mapping[str, Any], float], str] | None = None
     """Makes a short-lived key for sessions that begin with these settings, valid for so many seconds; raises
     ``RequestError`` where there are too many. ``None``: nobody could come with one."""

@@ -306,6 +306,16 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
+class FileUpload:
+    """Keeps the file of a form (multipart/form-data)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileContent:
+    """The content of a kept file."""
+
+
+@dataclass(frozen=True, slots=True)
 class Conversation:
     """A WebSocket's messages. The dialect gets an ``Authenticate`` if the client has still to present a key.
 
@@ -338,7 +348,9 @@ class Route:
     """A path's method and endpoint. ``public``: no key is needed. ``operators``: it is for those only."""
 
     method: str
-    endpoint: Page | Document | Posted | Dispatch | Conversation | RealtimeSessions | Echo | Watch
+    endpoint: (
+        Page | Document | Posted | Dispatch | FileUpload | FileContent | Conversation | RealtimeSessions | Echo | Watch
+    )
     public: bool = False
     operators: bool = False
     also: Route | None = None

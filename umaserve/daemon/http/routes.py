@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from umaserve.dialects.anthropic.routes import DIALECT as ANTHROPIC
+from umaserve.dialects.batches.routes import DIALECT as BATCHES
 from umaserve.dialects.chat.routes import DIALECT as CHAT
 from umaserve.dialects.generate.routes import DIALECT as GENERATE
 from umaserve.dialects.generate.routes import REST_DIALECT as GENERATE_REST
@@ -16,6 +17,7 @@ from umaserve.dialects.http import (
     Dispatch,
     EngineQuestion,
     ErrorShape,
+    FileUpload,
     FormReply,
     HttpDialect,
     Route,
@@ -31,7 +33,7 @@ from umaserve.dialects.realtime.routes import DIALECT as REALTIME
 from umaserve.dialects.responses.routes import DIALECT as RESPONSES
 from umaserve.settings.daemon import Config
 
-DIALECTS = (OPENAI, RESPONSES, REALTIME, ANTHROPIC, OLLAMA, LLAMA_SERVER, GENERATE, GENERATE_REST, CHAT, MCP)
+DIALECTS = (OPENAI, RESPONSES, BATCHES, REALTIME, ANTHROPIC, OLLAMA, LLAMA_SERVER, GENERATE, GENERATE_REST, CHAT, MCP)
 
 
 class Found(NamedTuple):
@@ -89,7 +91,10 @@ class Routes:
     def max_bodies(self, config: Config) -> dict[str, int]:
         """The largest body in bytes of each path that takes one."""
         return {
-            path: max_body_bytes(route, config) for path, (route, _) in self._exact.items() if route.method == "POST"
+            path: max_body_bytes(each, config)
+            for path, (route, _) in self._exact.items()
+            for each in route.each
+            if each.method == "POST"
         }
 
 
@@ -100,4 +105,6 @@ def max_body_bytes(route: Route, config: Config) -> int:
             return config.max_chat_bytes
         case FormReply():
             return config.max_chat_bytes
+        case FileUpload():
+            return min(config.max_chat_bytes, config.store_bytes // 4)
     return config.max_frame_bytes

@@ -9,6 +9,7 @@ from dataclasses import replace
 from umaserve.access.client_secrets import ClientSecret
 from umaserve.access.gate import REALTIME_SUBPROTOCOL, SUBPROTOCOL, Gate, check_form, check_json
 from umaserve.core.errors import RequestError
+from umaserve.daemon.http.file_exchange import Download, Upload
 from umaserve.daemon.http.new_exchange import new_exchange
 from umaserve.daemon.http.pages import own_pages
 from umaserve.daemon.http.resuming import ResumableConnection
@@ -24,6 +25,8 @@ from umaserve.dialects.http import (
     Document,
     Echo,
     ErrorReply,
+    FileContent,
+    FileUpload,
     FormReply,
     Handed,
     Page,
@@ -80,11 +83,11 @@ class DaemonSite:
         if head.method not in allowed:
             got = f"method: expected {' or '.join(allowed)}, got {head.method}"
             raise Refusal(405, got, [("Allow", ", ".join(allowed))])
-        if isinstance(found.route.endpoint, FormReply):
+        found = found._replace(route=found.route.of(head.method))
+        if isinstance(found.route.endpoint, FormReply | FileUpload):
             check_form(head)
         elif head.method == "POST":
             check_json(head)
-        found = found._replace(route=found.route.of(head.method))
         return functools.partial(self._serve, found, self._caller(head, found, peer))
 
     def _caller(self, head: Request, found: Found, peer: str) -> Caller:
@@ -129,6 +132,10 @@ class DaemonSite:
                     self._answer(reply, caller, connection, request)
                 else:
                     connection.respond(*reply)
+            case FileUpload():
+                self._exchange_file(Upload(self._services, caller, connection), connection, request)
+            case FileContent():
+                self._exchange_file(Download(self._services, caller, connection), connection, request)
             case Conversation() as endpoint:
                 self._converse(endpoint, found, caller, connection, request)
             case RealtimeSessions():
@@ -150,6 +157,11 @@ class DaemonSite:
                     idle_timeout=config.idle_timeout,
                 )
                 connection.hand_over(echo, rest)
+
+    @staticmethod
+    def _exchange_file(exchange: Upload | Download, connection: HttpConnection, request: Request) -> None:
+        connection.pending = exchange
+        exchange.start(request)
 
     def _talk(self, caller: Caller, connection: HttpConnection, request: Request) -> None:
         # Only where it is used.

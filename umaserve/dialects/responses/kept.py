@@ -39,7 +39,12 @@ class Entry:
 
     def texts(self) -> Iterable[bytes]:
         """What takes its memory."""
-        raise NotImplementedError
+        return ()
+
+    def size(self) -> int:
+        """The bytes that it counts for: of memory, estimated."""
+        # Items that several responses share count for each: so the bound holds whichever of them go first.
+        return _BYTES_EACH + sum(_BYTES_OF_ITEM + len(text) for text in self.texts())
 
     def end(self) -> None:
         """End what still goes on for it."""
@@ -136,8 +141,7 @@ class KeptEntries(Generic[E]):
         self.expire()
         self._forget(tenant, kept.id)
         kept.since = self._now() - age_s
-        # Items that several responses share count for each: so the bound holds whichever of them go first.
-        kept.n_bytes = _BYTES_EACH + sum(_BYTES_OF_ITEM + len(text) for text in kept.texts())
+        kept.n_bytes = kept.size()
         own = self._tenants.setdefault(tenant, _Tenant())
         own.kept[kept.id] = kept
         own.n_bytes += kept.n_bytes
@@ -159,6 +163,15 @@ class KeptEntries(Generic[E]):
             expected = f"the id of a {self.kind}{_of_last(self._max_age_s)} that is still stored"
             raise RequestError(Fault.NOT_FOUND, name, f"expected {expected}, got {entry_id[:64]}")
         return kept
+
+    def all(self, tenant: str) -> list[E]:
+        """The entries of a tenant, the oldest first."""
+        self.expire()
+        return [*self._tenants.get(tenant, _Tenant[E]()).kept.values()]
+
+    def everyones(self) -> Iterator[tuple[str, E]]:
+        """The entries of all, each with its tenant."""
+        return ((tenant, kept) for tenant, own in self._tenants.items() for kept in own.kept.values())
 
     def drop(self, tenant: str, entry_id: str) -> None:
         """Forget an entry, and end it where it goes on in the background."""
@@ -225,6 +238,10 @@ class TenantsEntries(Generic[E]):
     def get(self, entry_id: str, name: str) -> E:
         """The entry of this id; raises ``RequestError``."""
         return self._all.get(self._tenant, entry_id, name)
+
+    def all(self) -> list[E]:
+        """The entries, the oldest first."""
+        return self._all.all(self._tenant)
 
     def drop(self, entry_id: str) -> None:
         self._all.drop(self._tenant, entry_id)

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic
 
 import orjson
 
-from umaserve.dialects.responses.kept import StoredConversation, StoredResponse
+from umaserve.dialects.responses.kept import AllKept, E, KeptEntries, StoredConversation, StoredResponse
 
 _GOING_ON = ("queued", "in_progress")
 _LOST = {"code": "server_error", "message": "the server was restarted before the response had ended"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Generic[E]):
+    """How entries of one kind are written to a file."""
+
+    entries: KeptEntries[E]
+    pack: Callable[[E], bytes]
+    """Makes the content of a row, without the id."""
+    unpack: Callable[[str, bytes], E]
+    """Makes the entry of this id of a row's content; raises ``ValueError``."""
+
+
+def rows_of(kept: AllKept) -> tuple[Rows[StoredResponse], Rows[StoredConversation]]:
+    """How each kind is written."""
+    return Rows(kept.responses, packed, response_of), Rows(kept.conversations, packed, conversation_of)
 
 
 def packed(kept: StoredResponse | StoredConversation) -> bytes:

@@ -181,7 +181,8 @@ class Http:
         "folder that keeps responses and conversations for clients; empty: in memory, for an hour",
         about="Folder in which the responses and conversations of OpenAI's API that clients may come back for outlive "
         "the daemon, in a file that only the daemon's user can read. It is not encrypted: that is the disk's matter. "
-        "The folder is made if it is missing. Empty: they are in memory only, for an hour.",
+        "The folder is made if it is missing. Files that clients send (/v1/files) are kept in it too. Empty: responses "
+        "and conversations are in memory only, for an hour, and there are no files.",
     )
     store_bytes: int = setting(
         128 * MIB,
@@ -190,7 +191,7 @@ class Http:
         "memory for stored responses and conversations, and their size in store; the oldest are deleted first",
         about="Memory for stored responses and conversations, 8MiB to 16GiB, and their size in the folder store: half "
         "of it for responses, half for conversations. A key or an address has up to a quarter. The oldest are deleted "
-        "first.",
+        "first. Files of clients may take as much again of the disk.",
     )
     store_age: float = setting(
         30.0,

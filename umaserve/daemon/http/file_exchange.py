@@ -1,0 +1,110 @@
+"""HTTP requests that send a file, or fetch one's content: the disk is read and written by its thread."""
+
+from __future__ import annotations
+
+import logging
+
+import orjson
+
+from umaserve.core.errors import RequestError
+from umaserve.daemon.http.exchange import JSON_TYPE
+from umaserve.daemon.services import Services
+from umaserve.dialects.batches.files import found, kept_files, told
+from umaserve.dialects.batches.kept import StoredFile
+from umaserve.dialects.openai.errors import error_body
+from umaserve.http.connection import HttpConnection
+from umaserve.sessions.caller import Caller
+from umaserve.wire.http_head import Request
+
+log = logging.getLogger(__name__)
+
+_BYTES_TYPE = ("Content-Type", "application/octet-stream")
+
+
+class Upload:
+    """Keeps the file of one form."""
+
+    def __init__(self, services: Services, caller: Caller, connection: HttpConnection) -> None:
+        self._services = services
+        self._caller = caller
+        self._connection = connection
+        # Of its own, since the form is in memory until it is written, whether or not its client stays.
+        self._share = services.input_budget.share(None)
+        self._left = False
+
+    def start(self, request: Request) -> None:
+        """Raises ``RequestError``."""
+        facts, files = self._services.facts(self._caller), self._services.store.files
+        kept_files(facts)
+        assert files is not None
+        self._share.keep(len(request.body))
+        content_type = request.header("content-type") or ""
+        files.take(self._caller.tenant, facts.new_id("file-"), request.body, content_type, self._kept)
+
+    def _kept(self, result: StoredFile | RequestError) -> None:
+        self._share.keep(0)
+        if self._left:
+            return
+        if isinstance(result, RequestError):
+            status, body, headers = error_body(result)
+            self._connection.respond(status, [JSON_TYPE, *headers], body)
+        else:
+            kept = kept_files(self._services.facts(self._caller))
+            self._connection.respond(200, [JSON_TYPE], orjson.dumps(told(kept, result)))
+
+    def release(self) -> None:
+        """Do nothing: a reply comes at once."""
+
+    def abandon(self) -> None:
+        self._left = True
+
+
+class Download:
+    """Sends the content of one file, piece by piece, as fast as its client reads."""
+
+    def __init__(self, services: Services, caller: Caller, connection: HttpConnection) -> None:
+        self._services = services
+        self._caller = caller
+        self._connection = connection
+        self._file: StoredFile
+        self._sent = 0
+        self._reading = self._left = False
+
+    def start(self, request: Request) -> None:
+        """Raises ``RequestError``."""
+        self._file = found(kept_files(self._services.facts(self._caller)), request)
+        head = [_BYTES_TYPE, ("Content-Length", str(self._file.length))]
+        self._connection.begin(200, head)
+        if request.method == "HEAD":
+            self._connection.end()
+        else:
+            self.release()
+
+    def release(self) -> None:
+        if self._reading or self._left:
+            return
+        if self._sent == self._file.length:
+            self._connection.end()
+            return
+        files = self._services.store.files
+        assert files is not None
+        self._reading = True
+        files.folder.read(self._file.id, self._sent, self._send)
+
+    def abandon(self) -> None:
+        self._left = True
+
+    def _send(self, piece: object) -> None:
+        self._reading = False
+        if self._left:
+            return
+        if not isinstance(piece, bytes) or not piece:
+            # It was deleted meanwhile, or is none of ours.
+            log.warning("file %s: its content can't be read: %s", self._file.id, piece or "it is too short")
+            self._connection.abort()
+            return
+        piece = piece[: self._file.length - self._sent]
+        self._sent += len(piece)
+        self._connection.write(piece)
+        if not self._connection.congested:
+            self.release()
