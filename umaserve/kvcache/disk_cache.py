@@ -36,8 +36,9 @@ REST_S = 0.008
 CHECK_S = 1.0
 LOOK_S = 30.0
 """How often to look for what other daemons have written or removed."""
-PUT_AWAY_S = 1.5
-"""The longest that the end of the daemon waits for what is not written yet."""
+PUT_AWAY_S = 5.0
+"""The longest that the end of the daemon waits for what is not written yet. An agent's conversation may take some 200
+MB, and other programs leave the disk's thread, whose niceness is 10, a tenth of a core."""
 
 _READ_BYTE_S = 2e-9
 _LEARNED = 0.3
@@ -76,6 +77,7 @@ class DiskCache:
         self._sleep = sleep
         self._saved_bytes = engine.capacity.saved_bytes
         self._cells = engine.capacity.cells
+        self._batch_tokens = engine.capacity.batch_tokens
         self._entire = not engine.capacity.cached_cells
         self._cost = Cost()
         self._byte_s = _READ_BYTE_S
@@ -169,7 +171,7 @@ class DiskCache:
         n_bytes = [self._saved_bytes.of(len(self._index.held(key)[1])) for key in (found.holder, *ahead)]
         if n_bytes[0] > self._host.bytes or len(self._index.held(found.holder)[1]) > self._cells:
             return None
-        if sum(n_bytes) * self._byte_s > (found.length - reusable) * self._cost.prefill_row_s:
+        if sum(n_bytes) * self._byte_s > self._computing_s(found.length - reusable, reusable):
             return None
         self._pending.add(found.holder)
         return found.holder
@@ -268,7 +270,7 @@ class DiskCache:
     def _is_worth(self, key: int, scope: str, tokens: Tokens) -> bool:
         if len(tokens) < MIN_TOKENS or scope.startswith(PRIVATE) or min(tokens) < 0:
             return False
-        if self._saved_bytes.of(len(tokens)) * self._byte_s > len(tokens) * self._cost.prefill_row_s:
+        if self._saved_bytes.of(len(tokens)) * self._byte_s > self._computing_s(len(tokens), 0):
             return False
         on_disk = self._index.match(_hashed(scope), tokens, entire=self._entire)
         if on_disk is not None and on_disk.length == len(tokens):
@@ -276,6 +278,10 @@ class DiskCache:
         # A later one may begin with all of it.
         later = self._host.match(scope, tokens)
         return self._entire or later is None or later.holder == key or later.length < len(tokens)
+
+    def _computing_s(self, tokens: int, cached: int) -> float:
+        """How long computing so many tokens behind ``cached`` ones takes."""
+        return self._cost.prompt_s(tokens, cached, self._batch_tokens)
 
     def _write(self, candidate: _Candidate, now: float) -> None:
         key, scope, tokens, replaced = candidate

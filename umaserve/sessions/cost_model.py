@@ -82,6 +82,11 @@ class Cost:
             + self.attention_s * rows * cached / 1000
         )
 
+    def prompt_s(self, tokens: int, cached: int, batch_tokens: int) -> float:
+        """Seconds for so many tokens of a prompt that has ``cached`` before them, in decodes of ``batch_tokens``. All
+        parts count, since a few small ticks don't tell a decode from its rows, and a row may seem to cost nothing."""
+        return self.seconds(0, tokens, cached + tokens // 2, -(-tokens // batch_tokens))
+
     def times(self, factor: float) -> Cost:
         """The cost if everything takes ``factor`` times as long."""
         return Cost(*[factor * value for value in self.coefficients])
