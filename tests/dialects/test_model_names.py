@@ -189,8 +189,8 @@ def test_the_limits_are_those_of_the_chosen_model() -> None:
     assert shorter(encoded({"input": "Hi", "dimensions": 5}, "small-1"), FACTS).model == "small-1"
     with pytest.raises(RequestError, match="dimensions: expected a whole number from 1 to 4, got 5"):
         shorter(encoded({"input": "Hi", "dimensions": 5}, "large-2"), FACTS)
-    with pytest.raises(RequestError, match=r"options.num_ctx: expected at most 9"):
-        new_body("/api/chat").receive(encoded({"messages": USER, "options": {"num_ctx": 10}}, "large-2"))
+    with pytest.raises(RequestError, match=r"context: expected fewer than 9 tokens"):
+        new_body("/api/generate").receive(encoded({"prompt": "Hi", "context": [1] * 9}, "large-2"))
 
 
 def test_loading_a_model_waits_for_the_one_that_is_named() -> None:

@@ -283,7 +283,6 @@ def test_tokens_are_wanted_of_a_turn_of_text() -> None:
         ({"options": {"temperature": 11}}, "options.temperature: expected a number from 0 to 10, got 11"),
         ({"options": {"seed": 2**63}}, "options.seed: expected a whole number "),
         ({"options": {"seed": "x"}}, "options.seed: expected a whole number from "),
-        ({"options": {"num_ctx": 4097}}, "options.num_ctx: expected at most 4096, this daemon's context (--n-ctx), or"),
         ({"options": {"num_ctx": 0}}, "options.num_ctx: expected a whole number from 1 to 2147483647, got 0"),
         ({"options": {"num_predict": 0}}, "options.num_predict: expected a whole number from 1, or -1 for no limit"),
         ({"options": {"num_predict": -3}}, "options.num_predict: expected a whole number from 1, or -1 for no limit"),
@@ -350,7 +349,15 @@ def test_a_wrong_field_of_a_generation_is_named(fields: dict[str, Any], problem:
 
 
 def test_a_context_is_not_judged_before_it_is_known() -> None:
-    assert chat(info=None, options={"num_ctx": 10**6}).request is not None
+    given = json.dumps({"model": "any", "prompt": "Hello", "context": [1] * 5000}).encode()
+    limits = RequestLimits(max_prompt_bytes=10_000)
+    with pytest.raises(RequestError, match="context: expected fewer than 4096 tokens"):
+        generate_request(given, limits, lambda _name: MODEL_INFO, "g1")
+    assert generate_request(given, limits, lambda _name: None, "g1").request is not None
+
+
+def test_a_larger_context_than_the_daemons_is_no_reason_to_refuse() -> None:
+    assert chat(options={"num_ctx": 10**6}) == chat()
 
 
 # -- answers -----------------------------------------------------------------------------------------------------
@@ -525,6 +532,10 @@ def test_the_model_is_told() -> None:
     shown = json.loads(models.show(b'{"name": "small-1"}', FACTS))
     assert shown["model_info"]["llama.context_length"] == 4096
     assert shown["capabilities"] == ["completion", "tools"]
+    assert shown["parameters"] == "num_ctx 4096"
+    assert "license" not in shown
+    licensed = replace(FACTS, models=lambda: [listed(replace(MODEL_INFO, license="apache-2.0"))])
+    assert json.loads(models.show(b'{"name": "small-1"}', licensed)) == shown | {"license": "apache-2.0"}
     assert json.loads(models.show(b'{"model": "small-1:latest"}', FACTS)) == shown
     # As Ollama's client in Go sends it.
     assert json.loads(models.show(b'{"model": "", "name": "small-1"}', FACTS)) == shown
@@ -566,6 +577,7 @@ def test_several_models_are_told() -> None:
     assert known["capabilities"] == ["completion", "tools"]
     new = json.loads(models.show(b'{"model": "new"}', about))
     assert (new["model_info"], new["capabilities"]) == ({"general.basename": "new"}, ["completion"])
+    assert new["parameters"] == ""
     assert new.keys() == known.keys()
     assert new["details"].keys() == known["details"].keys()
     assert models.pull(b'{"model": "new"}', about) == (True, b'{"status":"success"}')
@@ -647,7 +659,7 @@ def test_texts_are_embedded() -> None:
         ({"input": "a", "dimensions": 0}, "dimensions: expected a whole number from 1 to"),
         ({"input": "a", "dimensions": 1 << 30}, "dimensions: expected a whole number from 1 to"),
         ({"input": "a", "truncate": 1}, "truncate: expected true or false, got a whole number"),
-        ({"input": "a", "options": {"num_ctx": 5000}}, "options.num_ctx: expected at most 4096"),
+        ({"input": "a", "options": {"num_ctx": 0}}, "options.num_ctx: expected a whole number from 1 to 2147483647"),
         ({"input": "a", "keep_alive": []}, "keep_alive: expected seconds"),
     ],
 )

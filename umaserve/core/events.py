@@ -267,6 +267,8 @@ class ModelInfo:
     """Whether it makes embeddings."""
     ranks: bool = False
     """Whether it scores documents by a question."""
+    license: str = ""
+    """The license that the model's file names; empty: none."""
     chat_problem: str = ""
     """Why chats are refused, or those with tools served worse; empty where they aren't."""
 

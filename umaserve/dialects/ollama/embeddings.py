@@ -23,7 +23,7 @@ def parse_embed(fields: Fields, limits: RequestLimits, info: ModelInfo) -> tuple
     """Parse a body of ``POST /api/embed``; returns also how many numbers of each vector are wanted, if not all. Raises
     ``RequestError``. A prompt's cap applies to all texts together."""
     given = OllamaEmbedRequest.view(fields)
-    _check(given, info)
+    _check(given)
     dimensions = given.integer("dimensions", 1, info.embedding_length)
     _ = given.truncate  # Checked only: a text that is too long is refused, never cut.
     texts = given.input
@@ -46,7 +46,7 @@ def embed_result(answer: Embedded, dimensions: int | None, info: ModelInfo, tota
 def parse_embeddings(fields: Fields, limits: RequestLimits, info: ModelInfo) -> Embed:
     """Parse a body of ``POST /api/embeddings``, which has one text; raises ``RequestError``."""
     given = OllamaEmbeddingsRequest.view(fields)
-    _check(given, info)
+    _check(given)
     text = given.prompt
     check_prompt_bytes(len(text.encode()), limits)
     return Embed((text,))
@@ -56,7 +56,7 @@ def embeddings_result(answer: Embedded) -> bytes:
     return orjson.dumps({"embedding": list(answer.vectors[0])})
 
 
-def _check(given: OllamaEmbedRequest | OllamaEmbeddingsRequest, info: ModelInfo) -> None:
+def _check(given: OllamaEmbedRequest | OllamaEmbeddingsRequest) -> None:
     """Check what is not used."""
-    check_load_options(given.options or OllamaLoadOptions({}), info)
+    check_load_options(given.options or OllamaLoadOptions({}))
     _ = given.keep_alive

@@ -84,8 +84,9 @@ def show(body: bytes, facts: Facts) -> bytes:
     return orjson.dumps(
         {
             "modelfile": f"FROM {_with_tag(model.name)}\n",
-            "parameters": "",
+            "parameters": "" if info is None else f"num_ctx {info.context_tokens}",
             "template": "" if info is None else info.chat_template or "",
+            **({"license": info.license} if info is not None and info.license else {}),
             "details": _file_details(model) if info is None else _details(info),
             "model_info": _file_properties(model) if info is None else _properties(info),
             "capabilities": ["completion"] if info is None else capabilities(info),

@@ -11,7 +11,6 @@ from umaserve.dialects.grammars import only_one
 from umaserve.dialects.ollama.models import capabilities
 from umaserve.dialects.ollama.schemas import DEFAULTS, OllamaLoadOptions, OllamaOptions, OllamaTextRequest
 from umaserve.dialects.parameters import RequestLimits, sampling, within_cap
-from umaserve.wire.fields import out_of_range
 
 
 def with_options(
@@ -19,7 +18,7 @@ def with_options(
 ) -> Generate:
     """``request`` with what ``given`` has for it; raises ``RequestError``. ``info``: the model, once it is loaded."""
     options = given.options or OllamaOptions({}, "options.")
-    check_load_options(options, info)
+    check_load_options(options)
     chosen = sampling(options, DEFAULTS)
     grammar = only_one(one for one in (chosen.grammar, given.format) if one is not None)
     if request.must_call and grammar is not None:
@@ -39,15 +38,10 @@ def with_options(
     )
 
 
-def check_load_options(given: OllamaLoadOptions, info: ModelInfo | None) -> None:
-    """Check the options that load a model in Ollama. Here they change nothing, but a context that is too long is
-    refused."""
+def check_load_options(given: OllamaLoadOptions) -> None:
+    """Check the options that load a model in Ollama. Here they change nothing."""
     for name in OllamaLoadOptions.declared:
         getattr(given, name)
-    n_ctx = given.num_ctx
-    if n_ctx is not None and info is not None and n_ctx > info.context_tokens:
-        most = f"at most {info.context_tokens}, this daemon's context (--n-ctx), or no such option"
-        raise out_of_range(given.name("num_ctx"), most, n_ctx)
 
 
 def _think(given: OllamaTextRequest, info: ModelInfo | None) -> tuple[bool | None, dict[str, object]]:

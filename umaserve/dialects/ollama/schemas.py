@@ -157,7 +157,8 @@ class OllamaLoadOptions(Declared):
     embedding_only = optional(boolean())
     penalize_newline = optional(boolean())
     num_ctx = optional(
-        whole(1, _MAX_WHOLE), "At most the daemon's context, which requests can't change; a larger value is refused."
+        whole(1, _MAX_WHOLE),
+        "Has no effect: the context is the daemon's, and a prompt that it has no room for is refused, never cut.",
     )
 
 
@@ -368,6 +369,7 @@ class OllamaAboutModel(Declared):
     modelfile = required(string())
     parameters = required(string())
     template = required(string(), "The chat template, in Jinja.")
+    license = omittable(string(), "As the model's file names it.")
     details = required(OllamaDetails)
     model_info = required(value(type="object"))
     capabilities = required(array(choice("completion", "tools", "vision", "thinking")))

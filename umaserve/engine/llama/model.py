@@ -201,6 +201,7 @@ class Model:
             bos=self.special_text(llama_cpp.llama_vocab_bos(self.vocab)),
             eos=self.special_text(llama_cpp.llama_vocab_eos(self.vocab)),
             gpu_bytes=self._gpu_bytes(),
+            license=self._metadata(b"general.license", missing=""),
         )
 
     def _gpu_bytes(self) -> int:
@@ -397,10 +398,10 @@ class Model:
         kind = self._metadata(f"{self.architecture}.pooling_type".encode())
         return kind not in ("unknown", str(llama_cpp.LLAMA_POOLING_TYPE_NONE))
 
-    def _metadata(self, key: bytes) -> str:
+    def _metadata(self, key: bytes, missing: str = "unknown") -> str:
         buffer = ctypes.create_string_buffer(256)
         n = llama_cpp.llama_model_meta_val_str(self.native, key, buffer, len(buffer))
-        return "unknown" if n < 0 else buffer.value.decode(errors="replace")
+        return missing if n < 0 else buffer.value.decode(errors="replace")
 
     def _piece(self, token: int, special: bool) -> bytes:
         size = 64
