@@ -99,6 +99,26 @@ def test_what_runs_is_in_slots(http: httpx.Client) -> None:
         assert "prompt" not in busy[0]
 
 
+def test_a_stream_is_read_on_after_its_client_left(http: httpx.Client) -> None:
+    asked = {**BODY, "n_predict": 60, "ignore_eos": True, "stream": True}
+    named = {"X-Conversation-Id": "counting"}
+    place = {"conv_id": "counting"}
+    with http.stream("POST", "/v1/completions", json=asked, headers=named) as stream:
+        parts = stream.iter_raw()
+        first = next(parts)
+    rest = http.get("/v1/stream", params={**place, "from": len(first)}).content
+    (told,) = http.post("/v1/streams/lookup", json={"conversation_ids": ["counting", "others"]}).json()
+    assert (told["is_done"], told["total_bytes"]) == (True, len(first + rest))
+    assert http.get("/v1/stream", params=place).content == first + rest
+    *events, done = (first + rest).decode().split("\n\n")[:-1]
+    assert done == "data: [DONE]"
+    texts = [json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events if event != ":"]
+    whole = http.post("/v1/completions", json=asked | {"stream": False}).json()
+    assert "".join(texts) == whole["choices"][0]["text"]
+    assert http.delete("/v1/stream", params=place).status_code == 204
+    assert http.get("/v1/stream", params=place).status_code == 404
+
+
 def test_models_without_the_tokens_refuse_gaps(http: httpx.Client) -> None:
     refused = http.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
     assert refused.status_code == 501

@@ -94,6 +94,7 @@ def facts(**settings: Any) -> Facts:
         sessions=SimpleNamespace(running=lambda: iter(())),
         started_at=0,
         detached=SimpleNamespace(enabled=False),
+        streams=SimpleNamespace(states=lambda _tenant, _names: [], stop=lambda _tenant, _name: None),
         client_secrets=ClientSecrets(lambda: 0.0),
         store=SimpleNamespace(kept=AllKept(lambda: 0.0), files=None),
     )

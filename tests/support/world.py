@@ -13,6 +13,7 @@ from standin import StandInEngine, StandInVoice, SteppedWorker
 from umaserve.access.client_secrets import ClientSecrets
 from umaserve.core.events import ListedModel, Metrics, ModelInfo, ModelState
 from umaserve.daemon.detached import Detached
+from umaserve.daemon.kept_streams import KeptStreams
 from umaserve.daemon.services import Services
 from umaserve.daemon.store import Store
 from umaserve.net.input_budget import InputBudget
@@ -140,6 +141,7 @@ class DaemonWorld(World):
                 config.resume_bytes,
                 leaves=bool(config.resume_file),
             ),
+            streams=KeptStreams(self.loop, config.resume_window, config.resume_bytes),
             models=models,
             metrics=lambda: Metrics({}),
             started_at=0,

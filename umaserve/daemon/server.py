@@ -25,6 +25,7 @@ from umaserve.daemon.first_steps import first_steps
 from umaserve.daemon.handover_file import HandoverFile
 from umaserve.daemon.http.routes import DIALECTS
 from umaserve.daemon.http.site import DaemonSite
+from umaserve.daemon.kept_streams import KeptStreams
 from umaserve.daemon.listeners import Listeners
 from umaserve.daemon.periodic import start_periodic
 from umaserve.daemon.relay_links import DaemonLinks
@@ -143,6 +144,7 @@ class Server:
             detached=Detached(
                 loop, self._models, config.resume_window, config.resume_bytes, leaves=bool(config.resume_file)
             ),
+            streams=KeptStreams(loop, config.resume_window, config.resume_bytes),
             models=self._models,
             metrics=self._metrics,
             started_at=int(time.time()),

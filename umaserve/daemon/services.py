@@ -14,6 +14,7 @@ from umaserve.core.events import Metrics, ModelInfo
 from umaserve.core.requests import Cancel, Generate, Infill, MixedText, Prompt, Steering, TokenIds
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.feedback import FeedbackLog
+from umaserve.daemon.kept_streams import KeptStreams
 from umaserve.daemon.store import Store
 from umaserve.dialects.facts import Facts, RunningAnswer
 from umaserve.dialects.parameters import RequestLimits
@@ -36,6 +37,7 @@ class Services:
     config: Config
     loop: Loop
     detached: Detached
+    streams: KeptStreams
     models: Models
     metrics: Callable[[], Metrics]
     started_at: int
@@ -61,6 +63,7 @@ class Services:
     def facts(self, caller: Caller | None = None) -> Facts:
         """What dialects may know of this daemon, to answer ``caller``; ``None``: one that can't come back."""
         config, voice = self.config, self.speech.voice
+        tenant = "" if caller is None else caller.tenant
         if voice is not None and self.ref_audio is not None:
             voice = replace(voice, reference=self.ref_audio.audio, reference_path=self.ref_audio.path)
         return Facts(
@@ -82,6 +85,8 @@ class Services:
             new_client_secret=None if caller is None else functools.partial(self.client_secrets.new, caller),
             kept=None if caller is None else self.store.kept.of(caller.tenant),
             files=None if caller is None or self.store.files is None else self.store.files.kept.of(caller.tenant),
+            streams=functools.partial(self.streams.states, tenant),
+            stop_stream=functools.partial(self.streams.stop, tenant),
             steer=functools.partial(_steer, self.models, caller),
             running=lambda: _running(self.models, shown=config.slots_prompts),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from umaserve.core.errors import ModelAwaited
 from umaserve.core.events import ListedModel, ModelInfo, VoiceInfo
@@ -31,6 +31,19 @@ class RunningAnswer:
     generated_tokens: int
     prompt: str | None = None
     """What the client wrote, if the operator wants it to be shown."""
+
+
+class StreamState(NamedTuple):
+    """State of a stream that is kept for a client to read on."""
+
+    conversation: str
+    """The name that its client gave it."""
+    done: bool
+    total_bytes: int
+    started_at: int
+    """Seconds since 1970."""
+    completed_at: int
+    """Likewise; 0 until it is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +88,10 @@ class Facts:
     steer: Callable[[str, Callable[[Generate], Steering | Cancel]], int]
     """Steers the caller's running answers of the request with that id, of OpenAI's APIs, each by what the function
     makes of it; returns how many there are. Raises what the function raises, and then steers none."""
+    streams: Callable[[Sequence[str]], Sequence[StreamState]]
+    """The states of the caller's streams with these names."""
+    stop_stream: Callable[[str], None]
+    """Ends the caller's stream of that name, if there is one."""
     kept: TenantsKept | None
     """The responses and conversations that are kept for the caller; ``None`` where nobody could come back for one."""
     files: TenantsFiles | None = None

@@ -20,6 +20,11 @@ from umaserve.dialects.reference import Reference
 from umaserve.wire.http_head import Headers, Refusal, Request
 
 JSON = "application/json"
+AS_IT_COMES = (
+    ("Cache-Control", "no-store"),
+    ("X-Accel-Buffering", "no"),  # or nginx would hold tokens back
+)
+"""Headers of a reply that comes in parts."""
 
 MAX_QUOTED = 48
 """Bytes of each text in a header, as JSON escapes them."""
@@ -344,12 +349,30 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptEvents:
+    """A stream of events that is kept, read on. ``place`` reads its name, and the bytes to pass over, from a request;
+    raises ``RequestError``."""
+
+    place: Callable[[Request], tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     """A path's method and endpoint. ``public``: no key is needed. ``operators``: it is for those only."""
 
     method: str
     endpoint: (
-        Page | Document | Posted | Dispatch | FileUpload | FileContent | Conversation | RealtimeSessions | Echo | Watch
+        Page
+        | Document
+        | Posted
+        | Dispatch
+        | FileUpload
+        | FileContent
+        | Conversation
+        | RealtimeSessions
+        | Echo
+        | Watch
+        | KeptEvents
     )
     public: bool = False
     operators: bool = False

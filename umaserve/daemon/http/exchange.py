@@ -9,7 +9,7 @@ from umaserve.core.errors import RequestError
 from umaserve.core.events import Finished, Output, Placed, Prefilled, Started
 from umaserve.daemon.exchange import Exchange
 from umaserve.daemon.services import Services
-from umaserve.dialects.http import HttpReply, miss_header
+from umaserve.dialects.http import AS_IT_COMES, HttpReply, miss_header
 from umaserve.net.input_budget import InputShare
 from umaserve.net.timers import Timer
 from umaserve.sessions.caller import Caller
@@ -19,11 +19,6 @@ PING_S = 15.0
 
 
 JSON_TYPE = ("Content-Type", "application/json")
-AS_IT_COMES = (
-    ("Cache-Control", "no-store"),
-    ("X-Accel-Buffering", "no"),  # or nginx would hold tokens back
-)
-"""Headers of a reply that comes in parts."""
 
 
 class Responder(Protocol):

@@ -16,6 +16,7 @@ from umaserve.daemon.http.resuming import ResumableConnection
 from umaserve.daemon.http.routes import DIALECTS, Found, Routes, max_body_bytes
 from umaserve.daemon.http.status import Box
 from umaserve.daemon.http.status_stream import StatusStream
+from umaserve.daemon.http.text_exchange import TextExchange
 from umaserve.daemon.http.websocket import WebSocketConnection
 from umaserve.daemon.services import Services
 from umaserve.dialects import sse
@@ -29,9 +30,11 @@ from umaserve.dialects.http import (
     FileUpload,
     FormReply,
     Handed,
+    KeptEvents,
     Page,
     Posted,
     RealtimeSessions,
+    TextReply,
     Watch,
 )
 from umaserve.http.connection import HttpConnection, HttpLimits, Serve
@@ -144,6 +147,8 @@ class DaemonSite:
                 connection.respond(200, [("Content-Type", sse.CONTENT_TYPE)], b"")
             case Watch():
                 self._watchers.add(connection, lambda: self._gate.is_still_operator(caller))
+            case KeptEvents() as endpoint:
+                self._read_on(endpoint, caller, connection, request)
             case Echo():
                 rest = connection.upgrade(request, [SUBPROTOCOL])
                 config = self._services.config
@@ -179,9 +184,24 @@ class DaemonSite:
     def _answer(self, handed: Handed, caller: Caller, connection: HttpConnection, request: Request) -> None:
         facts, headers = self._services.facts(caller), dict(request.headers)
         endpoint, errors = handed
-        exchange = new_exchange(self._services, facts, endpoint, errors, connection, caller, connection.input, headers)
-        connection.pending = exchange
+        stream = self._services.streams.begin(caller, request) if isinstance(endpoint, TextReply) else None
+        # What outlives its connection needs a share of its own.
+        share = connection.input if stream is None else self._services.input_budget.share(None)
+        exchange = new_exchange(self._services, facts, endpoint, errors, stream or connection, caller, share, headers)
+        if stream is None:
+            connection.pending = exchange
+        elif isinstance(exchange, TextExchange):
+            stream.source = exchange
+            stream.add(connection)
         exchange.start(request.body)
+
+    def _read_on(self, endpoint: KeptEvents, caller: Caller, connection: HttpConnection, request: Request) -> None:
+        conversation, at = endpoint.place(request)
+        stream = self._services.streams.find(caller.tenant, conversation)
+        if request.method == "HEAD":
+            connection.respond(200, [("Content-Type", sse.CONTENT_TYPE)], b"")
+        else:
+            stream.add(connection, at)
 
     def _converse(
         self, endpoint: Conversation, found: Found, caller: Caller, connection: HttpConnection, request: Request

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import orjson
 
-from umaserve.daemon.http.exchange import AS_IT_COMES
 from umaserve.daemon.http.status import Box
 from umaserve.dialects import sse
+from umaserve.dialects.http import AS_IT_COMES
 from umaserve.http.connection import HttpConnection
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer

@@ -58,6 +58,11 @@ class TextExchange(HttpExchange):
             self.generate(request, take, admitted=index > 0, arrived_at=self._arrived_at)
         self._ping_later()
 
+    @property
+    def streams(self) -> bool:
+        """Whether its requests have begun, and are answered by a stream."""
+        return bool(self.sessions) and self._reply.streaming
+
     def _ping_later(self) -> None:
         if self._reply.streaming:
             self._ping = self._loop.call_later(PING_S, self._send_ping)

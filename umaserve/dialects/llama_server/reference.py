@@ -5,6 +5,7 @@ from __future__ import annotations
 from umaserve.dialects.llama_server.reply_schemas import (
     Controlled,
     Erased,
+    KeptStream,
     LoraAdapter,
     Moved,
     NativeAnswer,
@@ -28,6 +29,8 @@ from umaserve.dialects.llama_server.schemas import (
     NativeEmbeddingRequest,
     NativeRequest,
     RerankRequest,
+    StreamPlace,
+    StreamsToFind,
     TokenizeRequest,
 )
 from umaserve.dialects.openai.schemas import ChatRequest
@@ -42,9 +45,10 @@ from umaserve.dialects.reference import (
     Reference,
     Reply,
     failed,
+    query_of,
     refused,
 )
-from umaserve.wire.declared import array, one_of
+from umaserve.wire.declared import array, one_of, string
 
 ERRORS = Errors(
     "Native",
@@ -271,6 +275,36 @@ REFERENCE = Reference(
                 },
             ),
             replies=_ok(Controlled),
+        ),
+        ("GET", "/v1/stream"): Operation(
+            "readOn",
+            "Read a stream on, after a lost connection",
+            "A request for a stream with the header x-conversation-id (1 to 256 printable characters of ASCII) goes on"
+            " without its client, and its stream is kept: the last 4 MiB, until --resume-window seconds after its end,"
+            " within --resume-bytes for all, the oldest going first. This sends its bytes again from where the client"
+            " left off, and then what comes. 404 where it is not kept, or another client's; 400 where these bytes are"
+            " gone. A request with the header of an earlier one ends that. Relays don't have it.",
+            parameters=query_of(StreamPlace),
+            replies={
+                "200": Reply(
+                    "The rest of the stream.",
+                    content={"text/event-stream": string(description="The events of the request's own API.")},
+                )
+            },
+        ),
+        ("DELETE", "/v1/stream"): Operation(
+            "stopStream",
+            "End a stream that is kept",
+            "Also where it is not kept any more, or none was. from has no meaning here.",
+            parameters=query_of(StreamPlace),
+            replies={"204": Reply("It has ended.")},
+        ),
+        ("POST", "/v1/streams/lookup"): Operation(
+            "findStreams",
+            "Find streams that are kept",
+            "Of the client's own, by their names: nobody can list others'.",
+            body=Body(StreamsToFind, {"plain": {"conversation_ids": ["conversation-1"]}}),
+            replies=_ok(array(KeptStream)),
         ),
         ("POST", "/models/load"): Operation(
             "loadModel",

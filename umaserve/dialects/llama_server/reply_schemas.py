@@ -156,6 +156,14 @@ class Moved(Declared):
     success = required(const(True))
 
 
+class KeptStream(Declared):
+    conversation_id = required(string())
+    is_done = required(boolean())
+    total_bytes = required(whole(), "Of the stream so far.")
+    started_at = required(whole(), "Seconds since 1970.")
+    completed_at = required(whole(), "Likewise; 0 until it is done.")
+
+
 class Erased(Declared):
     id_slot = required(whole())
     n_erased = required(whole(), "Tokens of the sequences that were cached.")

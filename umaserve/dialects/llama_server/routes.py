@@ -7,7 +7,19 @@ from collections.abc import Callable
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import ModelInfo
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import JSON, Asked, EngineQuestion, HttpDialect, OperatorsPage, Page, Route, TextReply, ask
+from umaserve.dialects.http import (
+    JSON,
+    Asked,
+    EngineQuestion,
+    HttpDialect,
+    KeptEvents,
+    OperatorsPage,
+    Page,
+    Route,
+    TextReply,
+    ask,
+)
+from umaserve.dialects.llama_server import streams
 from umaserve.dialects.llama_server.adapters import lora_adapters, read_scales
 from umaserve.dialects.llama_server.completions import NativeBody
 from umaserve.dialects.llama_server.control import control
@@ -85,6 +97,15 @@ def _control(facts: Facts, request: Request) -> tuple[int, str, bytes]:
     return 200, JSON, control(request.body, facts)
 
 
+def _stop_stream(facts: Facts, request: Request) -> tuple[int, str, bytes]:
+    streams.stop(facts, request)
+    return 204, JSON, b""
+
+
+def _find_streams(facts: Facts, request: Request) -> tuple[int, str, bytes]:
+    return 200, JSON, streams.found(request.body, facts)
+
+
 def _apply_template(body: bytes, facts: Facts) -> Asked:
     query = parse_apply_template(body, facts.limits)
     return ask(query, apply_template_result, query.request.model)
@@ -121,6 +142,8 @@ DIALECT = HttpDialect(
         "/embedding": Route("POST", EngineQuestion(_embedding)),
         "/rerank": Route("POST", EngineQuestion(_rerank)),
         "/v1/chat/completions/control": Route("POST", Page(_control)),
+        "/v1/stream": Route("GET", KeptEvents(streams.place), also=Route("DELETE", Page(_stop_stream))),
+        "/v1/streams/lookup": Route("POST", Page(_find_streams)),
         "/models/load": Route("POST", OperatorsPage(_load), operators=True),
         "/models/unload": Route("POST", OperatorsPage(_unload), operators=True),
         "/slots": Route("GET", _page_of_model(_slots), operators=True),

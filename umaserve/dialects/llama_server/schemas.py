@@ -31,6 +31,7 @@ from umaserve.wire.declared import (
     const,
     mapping,
     number,
+    omittable,
     one_of,
     optional,
     required,
@@ -246,6 +247,22 @@ class ControlRequest(Declared):
     parameters = optional(
         Kind({"type": "object"}, Parameters.of), "What to change by modify, as in the control messages of /generate."
     )
+
+
+def _byte(given: str, path: str) -> int:
+    return _BYTE.read(int(given) if given.isdecimal() and len(given) < 19 else given, path)
+
+
+_BYTE = whole(0)
+
+
+class StreamPlace(Declared):
+    conv_id = required(string(1, MAX_ID_BYTES), "The x-conversation-id of the stream's request.")
+    from_ = omittable(Kind(_BYTE.schema, _byte), "How many bytes of the stream to pass over.", default=0)
+
+
+class StreamsToFind(Declared):
+    conversation_ids = required(strings(1024, MAX_ID_BYTES), "Names of streams, with or without ::MODEL at their ends.")
 
 
 class ModelToMove(Declared):

@@ -125,14 +125,15 @@ class Http:
         "http",
         "keep the generation of a lost WebSocket for this long, so that its client can resume it; 0: off",
         about="Seconds, 0 to 3600, for which the generation of a lost WebSocket is kept, so that its client can "
-        "resume it. 0: off.",
+        "resume it; and for which the stream of a request with the header x-conversation-id is kept after its end, for "
+        "/v1/stream. 0: off.",
     )
     resume_bytes: int = setting(
         16 * MIB,
         size(0, GIB),
         "http",
         "memory for all generations of lost WebSockets",
-        about="Memory for all these generations together, 0 to 1GiB.",
+        about="Memory for all these generations together, 0 to 1GiB, and as much for all these streams.",
     )
     resume_file: str = setting(
         "",
