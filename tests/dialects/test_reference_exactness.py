@@ -59,6 +59,7 @@ DIFFERENCES: dict[str, str] = {
     "/v1/models.*/properties/models/(items|maxItems)": "entries for Codex, where there was an empty array",
     f"/api/(pull|show)/{BODY}/": "Ollama's client in Go sends an empty model beside a name",
     "/v1/responses.*/properties/conversation/": "conversations are kept",
+    "/v1/responses.*/responses/200/.*/required$": "a response repeats both penalties",
     "/v1/models.*/required": "the context is told of models that were never loaded, too",
     "/lora-adapters/get/.*/properties/scale/": "operators may set it",
     "/v1/messages.*/properties/tool_choice/": "the type tool comes with a name",

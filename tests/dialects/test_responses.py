@@ -461,6 +461,8 @@ def test_all_fields():
         "max_output_tokens": 7,
         "temperature": 0.5,
         "top_p": 0.9,
+        "presence_penalty": 0.25,
+        "frequency_penalty": -0.5,
         "reasoning": {"effort": "low", "summary": "auto"},
         "text": {"verbosity": "low", "format": {"type": "text"}},
         "metadata": {"a": "b"},
@@ -481,7 +483,8 @@ def test_all_fields():
     assert asked.chat_template_kwargs == {"reasoning_effort": "low"}
     assert (asked.priority, asked.target_tbt_s) == (Priority.BACKGROUND, 0.1)
     shown = reply(answer("a"), **wanted)
-    same = ("instructions", "max_output_tokens", "temperature", "top_p", "metadata", "prompt_cache_key", "user", "text")
+    same = ("instructions", "max_output_tokens", "temperature", "top_p", "presence_penalty", "frequency_penalty")
+    same += ("metadata", "prompt_cache_key", "user", "text")
     assert {key: shown[key] for key in same} == {key: wanted[key] for key in same}
     assert shown["truncation"] == "disabled"
     assert request(reasoning={"effort": "none"}).enable_thinking is False

@@ -92,12 +92,14 @@ def response_request(body: bytes, limits: RequestLimits, new_id: str, kept: Tena
     own = asked.own(new_id, len(body))
     shown = {
         **asked.shown(own),
+        "frequency_penalty": chosen.frequency_penalty,
         "instructions": instructions or None,
         "max_output_tokens": given.max_output_tokens,
         "max_tool_calls": given.max_tool_calls,
         "metadata": given.metadata or {},
         "model": model,
         "parallel_tool_calls": choice.several,
+        "presence_penalty": chosen.presence_penalty,
         "prompt_cache_key": given.prompt_cache_key,
         "reasoning": shown_reasoning,
         "safety_identifier": given.safety_identifier,
