@@ -1,7 +1,8 @@
 """Tries others' clients and test suites beside a real daemon, and writes ``docs/results/works-with.md``.
 
 ``python -m tests.conformance [SUITE...] [--model FILE.gguf] [--cache FOLDER]``; without names, all. What has been found
-before of other suites stays on the page: ``results.json`` beside this file is the record.
+before of other suites stays on the page: ``results.json`` beside this file is the record. What is in no registry of
+packages is taken from a checkout: ``OPEN_RESPONSES`` names that of github.com/openresponses/openresponses.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,13 +21,17 @@ from pathlib import Path
 
 from tests.conformance import reports
 from tests.conformance.installing import CantInstall, Place, installed
+from tests.conformance.reasons import ABSENT
 from tests.conformance.rows import PAGE, RECORD, Row, dumps, loads, page
 from tests.conformance.suites import CLIENTS, ROOT, SUITES, Suite
+from umaserve.settings.model_files import default_model
 
 sys.path.insert(0, str(ROOT / "tests/support"))
 from daemon import Daemon
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1"
+OLLAMAS_MODELS = ("llama3.2", "qwen3:0.6b")
+"""Names in Ollama's tests that any model may have."""
 HANGS_S = 3600
 
 
@@ -81,7 +88,15 @@ def _tried(suite: Suite, model: Path | None, cache: Path) -> Row:
         return Row(suite.name, date=today, not_tried=str(reason))
     with tempfile.TemporaryDirectory(prefix="conformance-") as made:
         folder = Path(made)
-        cases = _go(suite, place, folder) if suite.kind == "go" else _pytest(suite, place, model, folder)
+        match suite.kind:
+            case "go":
+                cases = _go(suite, place, folder)
+            case "compliance":
+                cases = _compliance(place, folder)
+            case "llama-server":
+                cases = _llama_server(suite, place, folder)
+            case _:
+                cases = _pytest(suite, place, model, folder)
     return reports.with_cases(dataclasses.replace(row, version=place.version), cases, suite.reasons)
 
 
@@ -112,7 +127,12 @@ def _pytest(suite: Suite, place: Place, model: Path | None, folder: Path) -> lis
 
 
 def _go(suite: Suite, place: Place, folder: Path) -> list[reports.Case]:
-    daemon = _serving(folder, None)
+    settings = folder / "umaserve.toml"
+    settings.write_text(
+        f'model = "{DEFAULT_MODEL}"\n[models."{DEFAULT_MODEL}"]\n'
+        f"path = {json.dumps(str(default_model()))}\naliases = {json.dumps(OLLAMAS_MODELS)}\n"
+    )
+    daemon = _serving(folder, None, "--config", str(settings))
     names = f"^({'|'.join(suite.tests)})$"
     command = ["go", "test", "-json", "-count=1", "-timeout=50m", "-tags=integration", "-run", names, "./integration"]
     variables = {"OLLAMA_TEST_EXISTING": "1", "OLLAMA_HOST": daemon.http, "OLLAMA_TEST_DEFAULT_MODEL": "default"}
@@ -128,11 +148,44 @@ def _go(suite: Suite, place: Place, folder: Path) -> list[reports.Case]:
         )
     finally:
         daemon.stop()
-    return reports.of_go(ended.stdout)
+    cases = reports.of_go(ended.stdout)
+    return [case._replace(outcome="skipped") if re.search(ABSENT, case.why) else case for case in cases]
 
 
-def _serving(folder: Path, model: Path | None) -> Daemon:
-    flags = ["--http", "127.0.0.1:0", "--no-speculation", "--pooling", "mean", "--n-ctx", "16384"]
+def _compliance(place: Place, folder: Path) -> list[reports.Case]:
+    daemon = _serving(folder, None)
+    bun = place.folder / "node_modules/.bin/bun"
+    asked = ["--base-url", f"http://{daemon.http}/v1", "--api-key", "none", "--model", "default", "--json"]
+    try:
+        ended = subprocess.run(
+            [bun, "run", "bin/compliance-test.ts", *asked],
+            cwd=place.folder,
+            capture_output=True,
+            text=True,
+            timeout=HANGS_S,
+            check=False,
+        )
+    finally:
+        daemon.stop()
+    return reports.of_compliance(ended.stdout)
+
+
+def _llama_server(suite: Suite, place: Place, folder: Path) -> list[reports.Case]:
+    server, report = folder / "llama-server", folder / "report.xml"
+    server.write_text(
+        f'#!/bin/sh\nexec env PYTHONPATH={ROOT} {sys.executable} -m tests.conformance.llama_server "$@"\n'
+    )
+    server.chmod(0o755)
+    variables = {**os.environ, "LLAMA_SERVER_BIN_PATH": str(server), "TMPDIR": str(folder)}
+    variables.pop("PYTHONPATH", None)
+    command = [place.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *suite.tests]
+    with (folder / "output").open("wb") as log:
+        subprocess.run(command, cwd=place.folder, env=variables, stdout=log, stderr=log, timeout=HANGS_S, check=False)
+    return reports.of_junit(report.read_text())
+
+
+def _serving(folder: Path, model: Path | None, *more: str) -> Daemon:
+    flags = ["--http", "127.0.0.1:0", "--no-speculation", "--pooling", "mean", "--n-ctx", "16384", *more]
     return Daemon(folder, *flags, *(["--model", str(model)] if model else []))
 
 

@@ -18,6 +18,8 @@ from tests.conformance.suites import NPM, PYPI, Suite
 _PIP = ("-m", "pip", "install", "-q", "--disable-pip-version-check")
 _NPM = ("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error")
 _INSTALLS_S = 1800
+OPEN_RESPONSES = "OPEN_RESPONSES"
+"""The variable that names a checkout."""
 
 
 class CantInstall(Exception):
@@ -53,6 +55,14 @@ def installed(suite: Suite, cache: Path) -> Place:
             return Place(python, *_schemas(cache))
         case "go":
             return Place(python, *_module(suite))
+        case "llama-server":
+            folder, version = _source(cache, "llama-cpp-python")
+            tests = folder / "vendor/llama.cpp/tools/server/tests"
+            # The tests' own fixtures ask for modules that only they use.
+            python = _environment(cache / "llama-server", (tests / "requirements.txt").read_text())
+            return Place(python, tests, version)
+        case "compliance":
+            return Place(python, *_compliance(cache))
         case _:
             return Place(python, cache, _versions(suite, python))
 
@@ -95,18 +105,37 @@ def _node_packages(suite: Suite, folder: Path) -> str:
 
 def _schemas(cache: Path) -> tuple[Path, str]:
     """The folder of JSON-Schema-Test-Suite, and where it comes from: the source of ``jsonschema`` has a copy."""
-    source = cache / "jsonschema"
+    source, version = _source(cache, "jsonschema")
+    return source / "json/tests/draft2020-12", version
+
+
+def _source(cache: Path, package: str) -> tuple[Path, str]:
+    """The folder of a package's source, which has others' tests in it, and its version."""
+    source = cache / package
     if not source.exists():
         with tempfile.TemporaryDirectory(dir=cache) as fetched:
             download = ("-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps")
-            _run(sys.executable, *download, "--no-binary", "jsonschema", "-d", fetched, "jsonschema")
+            _run(sys.executable, *download, "--no-binary", package, "-d", fetched, package)
             (archive,) = Path(fetched).glob("*.tar.gz")
             with tarfile.open(archive) as file:
                 file.extractall(fetched, filter="data")
             (folder,) = (each for each in Path(fetched).iterdir() if each.is_dir())
             (folder / "version").write_text(folder.name.replace("-", " "))
             folder.rename(source)
-    return source / "json/tests/draft2020-12", f"copy in {(source / 'version').read_text()}"
+    return source, f"copy in {(source / 'version').read_text()}"
+
+
+def _compliance(cache: Path) -> tuple[Path, str]:
+    """The folder of Open Responses' tests and of what runs them, and their version."""
+    checkout = os.environ.get(OPEN_RESPONSES)
+    if not checkout:
+        raise CantInstall(f"needs a checkout of github.com/openresponses/openresponses, named by {OPEN_RESPONSES}")
+    folder = cache / "open-responses"
+    shutil.rmtree(folder, ignore_errors=True)
+    for part in ("bin", "src/lib", "src/generated"):
+        shutil.copytree(Path(checkout) / part, folder / part)
+    _run(*_NPM, "--prefix", folder, "bun", "zod@3")
+    return folder, f"openresponses {json.loads((Path(checkout) / 'package.json').read_text())['version']}"
 
 
 def _module(suite: Suite) -> tuple[Path, str]:

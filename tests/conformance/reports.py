@@ -69,6 +69,12 @@ def of_go(report: str) -> list[Case]:
     return cases
 
 
+def of_compliance(report: str) -> list[Case]:
+    """The cases that Open Responses' tests tell as JSON."""
+    results = json.loads(report)["results"]
+    return [Case("", each["id"], each["status"], "\n".join(each.get("errors") or ())) for each in results]
+
+
 def with_cases(row: Row, cases: Iterable[Case], reasons: Mapping[str, str]) -> Row:
     """``row`` with these cases; what ``reasons`` does not know keeps its message."""
     counts: dict[str, dict[str, int]] = {}

@@ -13,9 +13,11 @@ _HEAD = """\
 # Works with
 
 What clients and test suites of others say about a real umaserve. `python -m tests.conformance` starts a daemon for
-each, installs what is missing into a cache of its own (`--cache`), runs it unmodified, and writes this page. Free text
-is compared with what a plain request gets for the same messages; calls and typed values are bound by schemas, so that
-nothing depends on what a model of this size knows.
+each, installs what is missing into a cache of its own (`--cache`), runs it unmodified, and writes this page.
+
+Each failure has a reason, which says whose it is. *The model's*: a suite asks for what the default model, which has 135
+million parameters, doesn't do. *The suite's*: it asks for what only another server can have. *By intent*: umaserve does
+otherwise. *Not there*: umaserve lacks it. A message in place of a reason is a fault of umaserve.
 """
 _COLUMNS = ("program", "version", "model", "passed", "failed", "left out", "date")
 _COUNTS = ("passed", "failed", "left_out")
@@ -99,6 +101,7 @@ def _line(cells: Iterable[str]) -> str:
 
 def _reason(reason: str, cases: Sequence[str]) -> str:
     """A reason with the names of its cases; a long list is cut."""
-    shown = ", ".join(f"`{case}`" for case in cases[:_SHOWN])
-    more = f" and {len(cases) - _SHOWN} more" if len(cases) > _SHOWN else ""
+    names = list(dict.fromkeys(cases))  # Parts of a suite may have the same cases.
+    shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{reason} ({len(cases)}): {shown}{more}"

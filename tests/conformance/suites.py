@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.conformance.reasons import LANGCHAIN, OLLAMA, SCHEMAS
+from tests.conformance.reasons import LANGCHAIN, LLAMA_SERVER, OLLAMA, OPEN_RESPONSES, SCHEMAS
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = Path(__file__).parent / "clients"
@@ -26,7 +26,7 @@ class Suite:
     kind: str = "own"
     """Whose tests they are. ``own``: those of this repository, in its environment; ``pypi`` and ``npm``: likewise, with
     clients from there; ``client``: a file of ``clients`` in an environment of the client's; ``schemas``: the tests of
-    JSON schemas; ``go``: a module's."""
+    JSON schemas; ``go``: a module's; ``compliance``: Open Responses'; ``llama-server``: llama.cpp's."""
     requirements: tuple[str, ...] = ()
     """For pip, of a ``client``."""
     reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -55,6 +55,15 @@ def _client(name: str, package: str, *requirements: str) -> Suite:
     return Suite(name, (package,), (file,), "client", requirements or (package,))
 
 
+_ONE_LOOP = (
+    *("-o", "asyncio_default_test_loop_scope=session"),
+    *("-o", "asyncio_default_fixture_loop_scope=session"),
+)
+
+_LLAMA_SERVER = (
+    "basic tokenize completion chat_completion compat_anthropic compat_oai_responses template ignore_eos security"
+)
+
 SUITES = [
     _own("openai (Python)", "openai", "tests/end_to_end/test_e2e_openai.py", "tests/end_to_end/test_e2e_responses.py"),
     _own("anthropic (Python)", "anthropic", "tests/end_to_end/test_e2e_anthropic.py"),
@@ -81,7 +90,8 @@ SUITES = [
     _npm("Vercel's ai", "ai", "vercels"),
     Suite(
         *("langchain-tests", ("langchain-tests", "langchain-openai", "langchain-anthropic", "langchain-ollama")),
-        *(("langchain_standard.py", "-o", "asyncio_mode=auto"), "client"),
+        # One loop for all: LangChain keeps its connections for the next test.
+        *(("langchain_standard.py", "-o", "asyncio_mode=auto", *_ONE_LOOP), "client"),
         ("langchain-tests", "langchain-openai", "langchain-ollama", "langchain-anthropic"),
         LANGCHAIN,
     ),
@@ -110,7 +120,12 @@ SUITES = [
         reasons=OLLAMA,
         tools=("go",),
     ),
-    _left_out("Open Responses' compliance tests", "they need bun, and are in no registry of packages"),
-    _left_out("llama.cpp's server tests", "they start a llama-server of their own, with models from Hugging Face"),
-    _left_out("BFCL", "its data is in no registry of packages, and its questions are for larger models"),
+    Suite("Open Responses' compliance tests", (), (), "compliance", reasons=OPEN_RESPONSES, tools=("npm",)),
+    Suite(
+        *("llama.cpp's server tests (of its APIs)", ("llama-cpp-python",)),
+        tuple(f"unit/test_{name}.py" for name in _LLAMA_SERVER.split()),
+        "llama-server",
+        reasons=LLAMA_SERVER,
+    ),
+    _left_out("BFCL", "its questions, which the package bfcl-eval has, are for larger models than the default one"),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.conformance.reports import Case, of_go, of_junit, with_cases
+from tests.conformance.reports import Case, of_compliance, of_go, of_junit, with_cases
 from tests.conformance.rows import PAGE, RECORD, Group, Row, dumps, loads, page
 from tests.conformance.suites import CLIENTS, SUITES
 
@@ -25,6 +25,8 @@ GO = """{"Action":"start","Package":"p"}
 {"Action":"pass","Package":"p","Test":"TestB"}
 {"Action":"fail","Package":"p"}
 """
+COMPLIANCE = """{"summary": {}, "results": [{"id": "a", "name": "A", "status": "passed", "errors": []},
+{"id": "b", "name": "B", "status": "failed", "errors": ["x: Required", "y: Required"]}]}"""
 REASONS = {"no server|not found": "By intent."}
 
 
@@ -34,6 +36,10 @@ def test_a_report_of_pytest_has_each_case_with_its_message() -> None:
 
 def test_a_report_of_go_counts_the_innermost_tests() -> None:
     assert of_go(GO) == [Case("", "TestA/one", "failed", "model 'x' not found"), Case("", "TestB", "passed")]
+
+
+def test_a_report_of_open_responses_has_each_case_with_its_errors() -> None:
+    assert of_compliance(COMPLIANCE) == [Case("", "a", "passed"), Case("", "b", "failed", "x: Required\ny: Required")]
 
 
 def test_a_known_reason_stands_for_the_messages_that_it_explains() -> None:

@@ -51,7 +51,8 @@ def test_tool(told: dict[str, Any]) -> None:
         "description": "Tells the weather of a city.",
         "parameters": look_outside.args_schema.model_json_schema(),
     }
-    llm = LLM(**told, additional_params={"tool_choice": "required"})
+    # A tool_choice of its own it would overwrite: it leaves the choice to the model.
+    llm = LLM(**told, additional_params={"extra_body": {"tool_choice": "required"}})
     functions = {"look_outside": look_outside.run}
     answer = llm.call(QUESTION, tools=[{"type": "function", "function": function}], available_functions=functions)
     assert RESULT in str(answer)
