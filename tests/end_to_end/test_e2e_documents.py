@@ -31,6 +31,7 @@ SHOWN = {
     "from openai import OpenAI": ["(?s).{20}"],
     "curl http://127.0.0.1:8080/mcp": ['"jsonrpc":"2.0"', '"isError":false'],
     "KEY=$(umaserve keys add": ['"id":"SmolLM2-135M-Instruct.Q4_1"'],
+    "cat > servers.json": [r"\w+ \w+"],
     "umaserve chat --speak": [r"\w+ \w+"],
     "from umaserve.client import Client": ["(?i)sky", "'total_tokens'"],
     "import asyncio": ["'total_tokens'"],

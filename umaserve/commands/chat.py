@@ -1,4 +1,5 @@
-"""``umaserve chat``: a conversation in the terminal over ``/ws/chat``; speech goes into a WAV file."""
+"""``umaserve chat``: a conversation in the terminal over ``/ws/chat``, or with tools over OpenAI's API; speech goes
+into a WAV file."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from umaserve.commands.chat_input import ChatError, Conversation, Message, quest
 from umaserve.commands.chat_media import FileError
 from umaserve.commands.chat_speech import SpeechFile
 from umaserve.commands.chat_status import Status
+from umaserve.commands.chat_tools import Approvals, turn_with_tools
 from umaserve.commands.http_call import DEFAULT_URL, CallError, call
+from umaserve.commands.mcp_servers import Servers, connected, read_servers
 from umaserve.net.tls import client_context
 from umaserve.system.terminal import escaped
 from umaserve.wire.pcm import pcm16
@@ -37,8 +40,8 @@ examples:
   umaserve chat --speak answer.wav "Tell me about the sea in two sentences."
   umaserve chat --image before.jpg --image after.jpg "What has changed?"
   umaserve chat --audio meeting.mp3 "What was decided?"
-  umaserve chat --video birds.mp4 "Which birds are these?"
   umaserve chat --voice me.wav --speak answer.wav "Say good morning with my voice."
+  umaserve chat --mcp servers.json "What is in notes.txt?"
 
 Images, audio and video need a model that understands them, and its projector (umaserve --mmproj). In a conversation,
 the line "/image photo.jpg" attaches a file to the next question; so do /audio and /video. /help lists all commands.
@@ -54,9 +57,7 @@ Write = Callable[[str], None]
 
 def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write) -> int:
     """Chat; ``write`` must print at once. Returns the exit status."""
-    parser.add_argument(
-        "prompt", nargs="?", help="the only question; without it, questions are read from standard input"
-    )
+    parser.add_argument("prompt", nargs="?", help="the only question; without it they are read from stdin")
     parser.add_argument("--url", default=DEFAULT_URL, help="where the daemon serves HTTP (default: %(default)s)")
     parser.add_argument("--key", help="API key, if the daemon has --api-keys")
     parser.add_argument("--model", metavar="NAME", help="the model that answers (default: the daemon's default one)")
@@ -72,14 +73,25 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
     parser.add_argument("--temperature", type=float, metavar="T", help="0: always the likeliest token (default: 0.7)")
     parser.add_argument("--speak", metavar="FILE", help="write the answers as speech into this WAV file")
     parser.add_argument("--voice", metavar="FILE", help="with --speak: a recording of the voice to speak with")
+    parser.add_argument("--mcp", metavar="FILE", help="MCP servers whose tools the model may call")
+    parser.add_argument(
+        "--allow", action="append", default=[], metavar="TOOL",
+        help="with --mcp: run this tool without asking; may be repeated",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     if options.voice and not options.speak:
         parser.error("--voice: expected --speak FILE too, which gets the speech")
+    if options.mcp and (options.speak or options.files):
+        parser.error("--mcp: expected neither files nor --speak beside it")
+    if options.allow and not options.mcp:
+        parser.error("--allow: expected --mcp FILE too, which has the tool")
     conversation = Conversation(options.model, options.system)
     try:
         conversation.attached += [chat_media.item(*file) for file in options.files]
         tts = _tts(options)
-        with SpeechFile(options.speak) if options.speak else contextlib.nullcontext() as speech:
+        with contextlib.ExitStack() as stack:
+            speech = stack.enter_context(SpeechFile(options.speak)) if options.speak else None
+            tools = stack.enter_context(_tools(options)) if options.mcp else None
             known: set[str | None] = {None}
             for prompt in [options.prompt] if options.prompt else questions(conversation):
                 if conversation.model not in known:
@@ -88,18 +100,34 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
                 question = {"role": "user", "content": _content(prompt, conversation.attached)}
                 conversation.attached.clear()
                 try:
-                    answer = _turn(options, conversation, question, tts, write, speech)
+                    if tools is None:
+                        turns = _turn(options, conversation, question, tts, write, speech)
+                    else:
+                        turns = turn_with_tools(options, conversation, question, *tools, write)
                 except ChatError as error:
                     if options.prompt or not sys.stdin.isatty():
                         raise
                     # The question is dropped from the conversation; another one can be asked.
                     _complain(error)
                 else:
-                    conversation.turns += [question, {"role": "assistant", "content": answer}]
+                    conversation.turns += turns
     except (ChatError, FileError, OSError) as error:
         _complain(error)
         return 1
     return 0
+
+
+@contextlib.contextmanager
+def _tools(options: argparse.Namespace) -> Iterator[tuple[Servers, Approvals]]:
+    """The servers of ``--mcp``, connected, and who is asked for their calls."""
+    with connected(read_servers(options.mcp)) as servers:
+        if unknown := [name for name in options.allow if name not in servers.tools]:
+            listed = ", ".join(servers.tools) or "none"
+            raise ChatError(f"--allow: no tool is named {unknown[0]}: the servers have {listed}")
+        watched = sys.stdin.isatty()
+        if watched:
+            print(escaped(f"tools: {', '.join(servers.tools) or 'none'}"), file=sys.stderr)
+        yield servers, Approvals(options.allow, input if watched else None)
 
 
 def _complain(error: Exception) -> None:
@@ -144,8 +172,8 @@ def _turn(
     tts: Message | None,
     write: Write,
     speech: SpeechFile | None,
-) -> str:
-    """Ask, print the answer as it comes, and return it; where Ctrl-C ended it, return what came."""
+) -> list[Message]:
+    """Ask, and print the answer as it comes. Returns the question and the answer; where Ctrl-C ended it, what came."""
     generation = {"max_new_tokens": options.max_tokens, "temperature": options.temperature}
     request: Message = {
         "messages": conversation.asking(question),
@@ -179,7 +207,7 @@ def _turn(
             write("\n")
         raise
     write("\n")
-    return "".join(said)
+    return [question, {"role": "assistant", "content": "".join(said)}]
 
 
 def _ask(url: str, key: str | None, request: Message, status: Status) -> Iterator[Message]:

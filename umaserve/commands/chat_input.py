@@ -52,9 +52,9 @@ class Conversation:
     attached: list[Message] = field(default_factory=list)
     """The files that go with the next question."""
 
-    def asking(self, question: Message) -> list[Message]:
-        """All messages of a request."""
-        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns, question]
+    def asking(self, *turns: Message) -> list[Message]:
+        """All messages of a request, of which ``turns`` are the last."""
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns, *turns]
 
     def clear(self) -> None:
         """Forget all but the model and the system message."""
