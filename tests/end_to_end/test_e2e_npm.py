@@ -10,10 +10,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import openai
 import pytest
+import trustme
 from daemon import ANSWER_S, CHAT_FAR_FROM_A_TIE, Daemon
 
 SCRIPTS = Path(__file__).parent / "npm"
@@ -65,8 +67,9 @@ def expected(address: str) -> str:
     return text
 
 
-def printed(address: str, script: str, *arguments: str) -> dict:
-    """What a script prints; it must end well. From standard input it finds its packages in the working directory."""
+def printed(address: str, script: str, *arguments: str, trusted: str = "") -> dict:
+    """What a script prints; it must end well. From standard input it finds its packages in the working directory.
+    ``trusted``: a file of an authority's certificate."""
     assert NODE is not None
     told = {"OPENAI_BASE_URL": f"{address}/v1", "ANTHROPIC_BASE_URL": address}
     keys = {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none"}
@@ -74,7 +77,7 @@ def printed(address: str, script: str, *arguments: str) -> dict:
         [NODE, "--input-type=module", "-", json.dumps(CHAT_FAR_FROM_A_TIE), *arguments],
         input=(SCRIPTS / script).read_text(),
         cwd=INSTALLED,
-        env={"PATH": os.environ["PATH"]} | told | keys,
+        env={"PATH": os.environ["PATH"], "NODE_EXTRA_CA_CERTS": trusted} | told | keys,
         capture_output=True,
         text=True,
         timeout=ANSWER_S,
@@ -92,6 +95,25 @@ def test_openais_client(address: str, expected: str):
     assert told["result"] == {"role": "tool", "content": RESULT}
     assert told["dimensions"] == [576, 576]
     assert told["refused"] == ["BadRequestError", 400, "temperature"]
+
+
+def test_openais_client_in_real_time(own_daemon: Callable[..., Daemon], tmp_path: Path, expected: str):
+    # It encrypts, whatever its base URL says.
+    authority, pair = trustme.CA(), tmp_path / "pair.pem"
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pair)
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    daemon = own_daemon("--http", "127.0.0.1:0", "--no-speculation", "--tls-cert", str(pair), "--tls-key", str(pair))
+    address = "https://localhost:" + daemon.http.rpartition(":")[2]
+    told = printed(address, "realtime.mjs", trusted=str(tmp_path / "authority.pem"))
+    assert told["text"] == told["whole"] == expected
+    assert (told["modalities"], told["status"], told["tokens"]) == (["text"], "incomplete", 12)
+    assert told["refused"] == [None, "session.temperature"]
+    assert told["events"] == [
+        *("session.created", "session.updated", "conversation.item.added", "conversation.item.done"),
+        *("response.created", "rate_limits.updated", "response.output_item.added", "response.content_part.added"),
+        *("response.output_text.delta", "response.output_text.done", "response.content_part.done"),
+        *("response.output_item.done", "response.done", "error"),
+    ]
 
 
 def test_openais_client_by_responses(address: str, expected: str):
