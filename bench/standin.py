@@ -15,7 +15,17 @@ from umaserve.core.queries import Answer, Embed, Embedded, Query
 from umaserve.core.requests import Generate
 from umaserve.daemon.server import Server
 from umaserve.remote.process import End
-from umaserve.sessions.engine_api import Capacity, Chunk, Listing, Outcome, Prepared, Tick, TickResult, YieldPoint
+from umaserve.sessions.engine_api import (
+    Capacity,
+    Chunk,
+    Listing,
+    NamedFile,
+    Outcome,
+    Prepared,
+    Tick,
+    TickResult,
+    YieldPoint,
+)
 from umaserve.settings.daemon import SETTINGS
 from umaserve.settings.models import Catalogue, ModelSpec
 from umaserve.system import logs
@@ -89,6 +99,12 @@ class StandInEngine:
         raise AssertionError("a stand-in keeps nothing")
 
     def fetch(self, *_sequence: object) -> bool:
+        raise AssertionError("a stand-in keeps nothing")
+
+    def give_name(self, *_names: object) -> int:
+        raise AssertionError("a stand-in keeps nothing")
+
+    def take_back(self, *_name: object) -> NamedFile:
         raise AssertionError("a stand-in keeps nothing")
 
     def close(self) -> None:

@@ -46,6 +46,33 @@ def test_a_restarted_daemon_reuses_what_was_computed(own_daemon, tmp_path: Path)
     assert "kv_cache: removed" in third.logs
 
 
+def test_a_slot_is_saved_and_restored_by_name(own_daemon, tmp_path: Path) -> None:
+    flags = ["--http", "127.0.0.1:0", "--kv-cache", str(tmp_path / "kv"), "--slot-save-path", str(tmp_path / "slots")]
+    first = own_daemon(*flags, "--no-speculation")
+    text, _ = answer(first)
+
+    def act(daemon: Daemon, action: str, filename: str = "counting.bin") -> tuple[int, dict]:
+        reply = ask(daemon, "POST", f"/slots/0?action={action}", {"filename": filename})
+        return reply.status, reply.json
+
+    status, saved = act(first, "save")
+    assert (status, saved["id_slot"], saved["filename"]) == (200, 0, "counting.bin")
+    assert saved["n_saved"] > 300
+    assert saved["n_written"] == (tmp_path / "slots" / "counting.bin").stat().st_size
+    assert saved["timings"]["save_ms"] > 0
+    assert act(first, "save", "../kv/x")[0] == 400
+    assert first.stop() == 0, first.logs
+    for file in files(tmp_path / "kv"):
+        file.unlink()
+    second = own_daemon(*flags, "--no-speculation")
+    assert act(second, "restore", "others")[0] == 404
+    status, restored = act(second, "restore")
+    assert (status, restored["n_restored"], restored["n_read"]) == (200, saved["n_saved"], saved["n_written"])
+    said, reused = answer(second)
+    assert (said, reused > 300) == (text, True)
+    assert second.stop() == 0, second.logs
+
+
 def test_what_is_not_to_be_cached_is_not_written(own_daemon, tmp_path: Path) -> None:
     daemon = own_daemon("--kv-cache", str(tmp_path / "kv"))
     answer(daemon, cache_prompt=False)

@@ -28,6 +28,7 @@ SHOWN = {
     "$ . .venv/bin/activate": [r"(?i)sky", r"(?m)^state +ready$", r"(?m)^uptime_s +\d"],
     "curl http://127.0.0.1:8080/v1/completions": ['"text"', '"finish_reason":"length"'],
     "curl -N http://127.0.0.1:8080/v1/completions": [r"(?s)\[DONE\].+\[DONE\]"],
+    "umaserve --socket /tmp/uma-slots.sock": [r'"n_saved":\d+', r'"n_restored":\d+'],
     "from openai import OpenAI": ["(?s).{20}"],
     "curl http://127.0.0.1:8080/mcp": ['"jsonrpc":"2.0"', '"isError":false'],
     "KEY=$(umaserve keys add": ['"id":"SmolLM2-135M-Instruct.Q4_1"'],

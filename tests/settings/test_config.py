@@ -79,6 +79,7 @@ DEFAULTS: dict[str, Any] = {
     "host_cache_bytes": AUTO,
     "kv_cache": "",
     "kv_cache_bytes": 8589934592,
+    "slot_save_path": "",
     "media_cache_bytes": 268435456,
     "shared_prefix_cache": False,
     "content_filter": "",
@@ -214,6 +215,7 @@ PATHS = {
     "recordings": 0,
     "store": 0,
     "kv_cache": 0,
+    "slot_save_path": 0,
     "ref_audio": 0,
     "content_filter": 0,
     "model": 0,
@@ -271,6 +273,8 @@ WORD = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E, exclude_cha
 
 
 def partners_of(key: str, value: Any) -> dict[str, Any]:
+    if key == "slot_save_path" and value:
+        return {"kv_cache": "another"}
     if key in ("tls_cert", "tls_key") and value:
         return {"http": "localhost:0", "tls_key" if key == "tls_cert" else "tls_cert": "the other"}
     if key in ("tts_model", "tts_mmproj") and value:
@@ -827,6 +831,13 @@ def test_tls_needs_both_files_and_http() -> None:
     assert Config(tls_cert="c", tls_key="k", http="localhost:0").tls_key == "k"
 
 
+def test_saved_slots_need_kept_prompts(file: Path) -> None:
+    assert file_refusal(file, 'slot_save_path = "s"') == (
+        "slot_save_path is set and kv_cache is not: set kv_cache to a folder on the same file system, or remove "
+        f"slot_save_path (slot_save_path: file {file}, kv_cache: default)"
+    )
+
+
 def test_kept_prompts_need_host_memory(file: Path) -> None:
     assert file_refusal(file, 'kv_cache = "k"\nhost_cache_bytes = 0') == (
         "kv_cache is set and host_cache_bytes is 0: raise host_cache_bytes, since all goes through host memory, or "
@@ -973,6 +984,8 @@ def test_print_config_fed_back_gives_the_same(values: dict[str, Any], file: Path
         values["http_socket"] += values.get("socket", "") + "/another"
     if values.get("wyoming", "").startswith("unix:"):
         values["wyoming"] += values.get("http_socket", "") + values.get("socket", "") + "/another"
+    if values.get("slot_save_path"):
+        values["kv_cache"] = values.get("kv_cache") or "k"
     if values.get("kv_cache"):
         values["host_cache_bytes"] = values.get("host_cache_bytes") or 1
     if values.get("tls_cert") or values.get("tls_key"):

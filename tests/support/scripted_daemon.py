@@ -40,7 +40,17 @@ from umaserve.core.requests import ChatTurn, Generate, ToolCall
 from umaserve.daemon.server import Server
 from umaserve.engine.template.chat_template import ChatTemplate
 from umaserve.remote.process import End
-from umaserve.sessions.engine_api import Capacity, Chunk, Listing, Outcome, Prepared, Tick, TickResult, YieldPoint
+from umaserve.sessions.engine_api import (
+    Capacity,
+    Chunk,
+    Listing,
+    NamedFile,
+    Outcome,
+    Prepared,
+    Tick,
+    TickResult,
+    YieldPoint,
+)
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.settings.models import Catalogue, ModelSpec
 
@@ -254,6 +264,12 @@ class ScriptedEngine:
         raise AssertionError("a script keeps nothing")
 
     def fetch(self, *_sequence: object) -> bool:
+        raise AssertionError("a script keeps nothing")
+
+    def give_name(self, *_names: object) -> int:
+        raise AssertionError("a script keeps nothing")
+
+    def take_back(self, *_name: object) -> NamedFile:
         raise AssertionError("a script keeps nothing")
 
     def close(self) -> None:

@@ -37,6 +37,7 @@ from umaserve.sessions.engine_api import (
     Draft,
     Kept,
     Listing,
+    NamedFile,
     Outcome,
     Prepared,
     Run,
@@ -250,11 +251,14 @@ class StandInEngine:
             drafts=drafts,
             divisions=[(number, cells // number) for number in (parts, parts // 2) if number],
             keeps=keeps,
+            names=keeps,
         )
         self.disk: dict[str, tuple[Kept, list[Cell]]] = {}
         """By name; what a test puts there or takes away is found at the next look."""
         self.broken: set[str] = set()
         """Those that can't be read."""
+        self.files: dict[str, tuple[Kept, list[Cell]]] = {}
+        """By the names that operators give them."""
         self._told: set[str] = set()
         self.end_tokens = frozenset({END})
         self.pieces = PIECES
@@ -370,6 +374,20 @@ class StandInEngine:
         assert self.capacity.saved_bytes.of(len(kept.tokens)) == size, "a place of another size"
         self.memory.saved[offset, size] = list(cells)
         return True
+
+    def give_name(self, name: str, filename: str) -> int:
+        if name not in self.disk:
+            raise RequestError(Fault.NOT_FOUND, "filename", "gone")
+        self.files[filename] = self.disk[name]
+        return len(self.disk[name][1])
+
+    def take_back(self, filename: str) -> NamedFile:
+        if filename not in self.files:
+            raise RequestError(Fault.NOT_FOUND, "filename", "there is none")
+        kept, cells = self.files[filename]
+        self.disk[kept.name] = kept, cells
+        self._told.add(kept.name)
+        return NamedFile(kept, len(cells))
 
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
         assert isinstance(prepared.sampler, StandInSampler)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -11,7 +11,8 @@ from hooked_loop import HookedLoop
 from standin import StandInEngine, StandInVoice, SteppedWorker
 
 from umaserve.access.client_secrets import ClientSecrets
-from umaserve.core.events import ListedModel, Metrics, ModelInfo, ModelState
+from umaserve.core.errors import Fault, RequestError
+from umaserve.core.events import ListedModel, Metrics, ModelInfo, ModelState, SlotFile
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.kept_streams import KeptStreams
 from umaserve.daemon.services import Services
@@ -73,6 +74,23 @@ class StandInModels:
     def erase_cached(self, name: str) -> int:
         self.moved.append(("erase", name))
         return 7
+
+    def scheduler_of(self, _name: str) -> SimpleNamespace:
+        def save(number: int, filename: str, answered: Callable[[SlotFile | RequestError], None]) -> None:
+            self.moved.append((f"save {number}", filename))
+            answered(SlotFile(filename, 300, 5000, 0.25))
+
+        def restore(filename: str, answered: Callable[[SlotFile | RequestError], None]) -> None:
+            self.moved.append(("restore", filename))
+            self._world.loop.call_soon(
+                lambda: (
+                    answered(RequestError(Fault.NOT_FOUND, "filename", f'there is no "{filename}"'))
+                    if filename == "none"
+                    else answered(SlotFile(filename, 300, 5000, 0.25))
+                )
+            )
+
+        return SimpleNamespace(save_slot=save, restore_slot=restore)
 
     def set_adapters(self, _name: str, scales: tuple[tuple[str, float], ...]) -> None:
         self.scales = scales

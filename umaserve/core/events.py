@@ -223,6 +223,16 @@ Output = (
 )
 
 
+class SlotFile(NamedTuple):
+    """File that the sequence of a slot was saved in, or restored from."""
+
+    filename: str
+    tokens: int
+    n_bytes: int
+    took_s: float
+    """Seconds that it took."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Properties of the loaded model."""

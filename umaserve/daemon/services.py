@@ -73,6 +73,8 @@ class Services:
             load=self.models.load,
             unload=self.models.unload,
             erase_cached=self.models.erase_cached,
+            save_slot=lambda name, *asked: self.models.scheduler_of(name).save_slot(*asked),
+            restore_slot=lambda name, *asked: self.models.scheduler_of(name).restore_slot(*asked),
             set_adapters=self.models.set_adapters,
             adapters=self.models.adapters,
             voice=voice,

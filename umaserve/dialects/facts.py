@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from umaserve.core.errors import ModelAwaited
-from umaserve.core.events import ListedModel, ModelInfo, VoiceInfo
+from umaserve.core.errors import ModelAwaited, RequestError
+from umaserve.core.events import ListedModel, ModelInfo, SlotFile, VoiceInfo
 from umaserve.core.requests import Cancel, Generate, Steering
 from umaserve.dialects.batches.kept import TenantsFiles
 from umaserve.dialects.parameters import RequestLimits
@@ -64,6 +64,11 @@ class Facts:
     erase_cached: Callable[[str], int]
     """Drops all sequences that the model of that name has cached in memory; returns how many tokens they held. Raises
     ``RequestError`` where there is none."""
+    save_slot: Callable[[str, int, str, Callable[[SlotFile | RequestError], None]], None]
+    """Saves what a slot of the model of that name holds, by the slot's number, in a file of the name that follows.
+    Raises ``RequestError``, or calls its last argument later."""
+    restore_slot: Callable[[str, str, Callable[[SlotFile | RequestError], None]], None]
+    """Lets prompts of the model of that name begin with what is in a file of the name that follows, likewise."""
     set_adapters: Callable[[str, tuple[tuple[str, float], ...]], None]
     """Sets the adapters, with their scales, of requests for the model of that name that name none. Raises
     ``RequestError`` where there is none."""

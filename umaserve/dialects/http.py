@@ -196,6 +196,14 @@ class OperatorsPage(Page):
 
 
 @dataclass(frozen=True, slots=True)
+class LaterPage:
+    """A page of JSON, for callers as of ``OperatorsPage``, that may take time: ``begin`` gets what to call with its
+    body or an error, or raises ``RequestError``."""
+
+    begin: Callable[[Facts, Request, Callable[[bytes | RequestError], None]], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
     """A page, as ``Page``, with headers of its own: ``make`` returns status, headers and body."""
 
@@ -363,6 +371,7 @@ class Route:
     method: str
     endpoint: (
         Page
+        | LaterPage
         | Document
         | Posted
         | Dispatch

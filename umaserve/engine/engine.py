@@ -41,6 +41,7 @@ from umaserve.sessions.decodes import decodes
 from umaserve.sessions.engine_api import (
     Chunk,
     Listing,
+    NamedFile,
     Outcome,
     Prepared,
     Run,
@@ -94,7 +95,9 @@ class LlamaEngine:
             model.divide(0)
         self._disk = open_disk(model, config, self._adapters.files, self._cells, saved)
         drafts, keeps = self._drafter is not None, self._disk is not None
-        self.capacity = capacity_of(model, config, host_bytes, saved, drafts=drafts, keeps=keeps)
+        names = self._disk is not None and self._disk.has_names
+        capacity = capacity_of(model, config, host_bytes, saved, drafts=drafts, keeps=keeps)
+        self.capacity = dataclasses.replace(capacity, names=names)
         self._threads = self.capacity.threads
         self._embedder = self._new_embedder(config.n_ubatch) if pools(model) else None
         self.end_tokens = model.end_tokens
@@ -208,6 +211,14 @@ class LlamaEngine:
     def fetch(self, name: str, offset: int, size: int, wanted: Callable[[], bool]) -> bool:
         assert self._disk is not None
         return self._disk.fetch(name, offset, size, wanted)
+
+    def give_name(self, name: str, filename: str) -> int:
+        assert self._disk is not None
+        return self._disk.give_name(name, filename)
+
+    def take_back(self, filename: str) -> NamedFile:
+        assert self._disk is not None
+        return self._disk.take_back(filename)
 
     def run(self, tick: Tick) -> TickResult:
         self._use_threads(tick.threads)

@@ -131,7 +131,7 @@ class DiskCache:
         for name in result.gone:
             self._forget(self._keys.get(name))
         for kept in result.new:
-            self._know(kept)
+            self.know(kept)
         self.used_bytes = result.used_bytes
         if result.more:
             self._look_at = self._now()
@@ -140,12 +140,18 @@ class DiskCache:
         if result.new:
             self._slots.version += 1
 
-    def _know(self, kept: Kept) -> None:
+    def know(self, kept: Kept) -> None:
+        """Take note of a sequence on disk."""
         if kept.name not in self._keys:
             self._last += 1
             self._keys[kept.name] = self._last
             self._names[self._last] = kept.name
             self._index.put(self._last, kept.scope, kept.tokens)
+
+    def named(self, scope: str, tokens: Tokens) -> str | None:
+        """The name of a sequence on disk that begins with all of these tokens; ``None``: there is none."""
+        found = self._index.match(_hashed(scope), tokens, entire=self._entire)
+        return self._names[found.holder] if found is not None and found.length == len(tokens) else None
 
     def _forget(self, key: int | None) -> None:
         if key is not None and key in self._names:
@@ -236,6 +242,20 @@ class DiskCache:
     def _is_over(self) -> bool:
         return self._put_away_until is not None and self._now() >= self._put_away_until
 
+    @property
+    def writes(self) -> bool:
+        """Whether a sequence is being written."""
+        return self._writing is not None
+
+    def write(self, scope: str, tokens: Tokens, done: Callable[[BaseException | None], None]) -> bool:
+        """Write a sequence of the host cache that begins with these tokens now, worth it or not, while none is being
+        written. Returns whether it is there, and then calls ``done``."""
+        for key, of, held in self._host.saved():
+            if of == scope and held[: len(tokens)] == tokens and (len(held) == len(tokens) or not self._entire):
+                self._write(_Candidate(key, of, held, ()), self._now(), done)
+                return True
+        return False
+
     def _write_next(self, now: float) -> None:
         in_time = self._put_away_until is not None or now >= self._paid_until - BURST_S
         candidate = self._candidate() if in_time and self._listed and not self._is_over else None
@@ -283,7 +303,9 @@ class DiskCache:
         """How long computing so many tokens behind ``cached`` ones takes."""
         return self._cost.prompt_s(tokens, cached, self._batch_tokens)
 
-    def _write(self, candidate: _Candidate, now: float) -> None:
+    def _write(
+        self, candidate: _Candidate, now: float, done: Callable[[BaseException | None], None] = lambda _error: None
+    ) -> None:
         key, scope, tokens, replaced = candidate
         place = self._host.place(key)
         assert place is not None
@@ -310,10 +332,11 @@ class DiskCache:
             elif result is not None:
                 for other in replaced:
                     self._forget(other)
-                self._know(Kept(result, _hashed(scope), tokens))
+                self.know(Kept(result, _hashed(scope), tokens))
                 # Which others had to make room for it, and how much is used.
                 self._look_at = self._now()
             self._check_at = self._now()
+            done(result if isinstance(result, BaseException) else None)
 
         self._worker.submit_lengthy(write, written)
 

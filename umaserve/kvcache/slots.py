@@ -8,7 +8,7 @@ from typing import NamedTuple
 from umaserve.kvcache.host_cache import HostCache, Place
 from umaserve.kvcache.in_progress import PromptsInProgress
 from umaserve.kvcache.partitioning import SHARED
-from umaserve.kvcache.prefix_cache import MIN_REUSED, Match, PrefixCache
+from umaserve.kvcache.prefix_cache import MIN_REUSED, Match, PrefixCache, Tokens
 from umaserve.sessions.cache_miss import Difference, difference
 from umaserve.sessions.engine_api import Capacity, without_parts
 from umaserve.sessions.kv_operations import Copy, Divide, KVOperation, Load, Move, Release, Save, Shed
@@ -60,6 +60,7 @@ class Slots:
         self._cuttable = capacity.cached_cells > 0
         self._reuses = self._cuttable or capacity.host_bytes > 0
         self._takes_back = capacity.takes_back
+        self._remembers = capacity.names
         self._sequences = max(capacity.sequences, capacity.slots)
         self._ways = dict(capacity.divisions)
         self._parts = capacity.divisions[0][0] if capacity.divisions else SHARED
@@ -77,6 +78,8 @@ class Slots:
         if capacity.host_bytes:
             self._host = HostCache(capacity.host_bytes, capacity.saved_bytes, entire=not self._cuttable)
         self.coming = PromptsInProgress(self._host, cuttable=self._cuttable)
+        self.latest: list[tuple[str, Tokens]] = []
+        """Scope and tokens of what the latest answers left, the latest first: one of each conversation."""
         self._promised = 0
         self._cached_cells = 0
         self.version = 0
@@ -198,6 +201,8 @@ class Slots:
             return
         if self._takes_back:
             self._kv_operations.append(Release(slot, len(tokens)))
+        if self._remembers:
+            self._remember(room.scope, tuple(tokens))
         if len(tokens) > self._max_cached:
             self._save(slot, room.scope, tokens)
             self._release(slot)
@@ -217,6 +222,7 @@ class Slots:
         """Drop all cached sequences, and give the host memory back."""
         while self._kept:
             self._free.append(self._drop_oldest(spare=None, save=False))
+        self.latest.clear()
         if self._host is not None and self._host.used_bytes:
             self._host.clear()
             self._kv_operations.append(Shed())
@@ -324,6 +330,21 @@ class Slots:
         if source.length < place.tokens:
             self._kv_operations.append(Release(slot, source.length))
         return source.length
+
+    # -- what slots held -----------------------------------------------------------------------------------------
+
+    def _remember(self, scope: str, tokens: Tokens) -> None:
+        others = [(of, held) for of, held in self.latest if of != scope or held != tokens[: len(held)]]
+        self.latest = [(scope, tokens), *others][: self._max_slots]
+
+    def save(self, scope: str, tokens: Tokens) -> bool:
+        """Have a cached sequence saved in host memory, where it isn't yet; returns whether it is cached at all."""
+        for slot in self._kept:
+            if self._prefixes.held(slot) == (scope, tokens):
+                self._save(slot, scope, tokens)
+                return True
+        found = None if self._host is None else self._host.match(scope, tokens)
+        return found is not None and found.length == len(tokens)
 
     # -- cached sequences ----------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
 from umaserve.scheduler.other_models import OtherModels
 from umaserve.scheduler.questions import Question
+from umaserve.scheduler.scheduler import Scheduler
 from umaserve.sessions.admission import Admission
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.content_filter import ContentFilter
@@ -247,6 +248,13 @@ class Models:
         """Drop what the model of this name has cached, as ``Scheduler.erase_cached``. Raises ``RequestError``."""
         loaded = self._named(name).loaded
         return 0 if loaded is None else loaded.scheduler.erase_cached()
+
+    def scheduler_of(self, name: str) -> Scheduler:
+        """The scheduler of the model of this name. Raises ``RequestError`` where it isn't loaded, or there is none."""
+        loaded = self._named(name).loaded
+        if loaded is None:
+            raise RequestError(Fault.MODEL_NOT_LOADED, "model", "it is not loaded: a request that names it loads it")
+        return loaded.scheduler
 
     def set_adapters(self, name: str, scales: Adapters) -> None:
         """Have requests for the model of this name use these adapters, unless they name their own. Raises

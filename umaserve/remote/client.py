@@ -19,7 +19,17 @@ from umaserve.remote.failures import FAILURES, CallbackFailed, error_of
 from umaserve.remote.frames import TooLarge
 from umaserve.remote.server import Ask, calls
 from umaserve.remote.values import Coder, Malformed, Tail
-from umaserve.sessions.engine_api import Allowance, Chunk, EngineLost, Listing, Prepared, Tick, TickResult, YieldPoint
+from umaserve.sessions.engine_api import (
+    Allowance,
+    Chunk,
+    EngineLost,
+    Listing,
+    NamedFile,
+    Prepared,
+    Tick,
+    TickResult,
+    YieldPoint,
+)
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import Samples
 
@@ -156,6 +166,14 @@ class RemoteEngine:
     def fetch(self, name: str, offset: int, size: int, wanted: Callable[[], bool]) -> bool:
         whole: bool = self._call("fetch", name, offset, size, ask=lambda _: wanted())
         return whole
+
+    def give_name(self, name: str, filename: str) -> int:
+        n_bytes: int = self._call("give_name", name, filename)
+        return n_bytes
+
+    def take_back(self, filename: str) -> NamedFile:
+        found: NamedFile = self._call("take_back", filename)
+        return found
 
     def close(self) -> None:
         """End the connection, and so the engine's process."""

@@ -26,6 +26,7 @@ from umaserve.sessions.engine_api import (
     Chunk,
     Engine,
     Listing,
+    NamedFile,
     Prepared,
     Sampler,
     Tick,
@@ -146,6 +147,12 @@ class Calls:
 
     def fetch(self, name: str, offset: int, size: int, ask: Ask) -> bool:
         return self._engine.fetch(name, offset, size, lambda: ask(0.0))
+
+    def give_name(self, name: str, filename: str) -> int:
+        return self._engine.give_name(name, filename)
+
+    def take_back(self, filename: str) -> NamedFile:
+        return self._engine.take_back(filename)
 
 
 class Call(NamedTuple):

@@ -8,9 +8,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from umaserve.core.errors import Fault, RequestError, shutting_down
-from umaserve.core.events import Started, Token, Waiting
+from umaserve.core.events import SlotFile, Started, Token, Waiting
 from umaserve.core.metrics import ServingMetrics
 from umaserve.kvcache.disk_cache import DiskCache
+from umaserve.kvcache.slot_files import SlotFiles
 from umaserve.kvcache.slots import Slots
 from umaserve.scheduler.crash_isolation import CrashIsolation
 from umaserve.scheduler.encoding import Encoding
@@ -95,6 +96,9 @@ class Scheduler:
         self._disk: DiskCache | None = None
         if disk is not None and engine.capacity.keeps:
             self._disk = DiskCache(engine, disk, slots, self.metrics, clock)
+        self._slot_files: SlotFiles | None = None
+        if disk is not None and self._disk is not None and engine.capacity.names:
+            self._slot_files = SlotFiles(engine, disk, slots, self._disk, clock)
         self._readiness = Readiness(sessions, slots, self._disk, targets, clock, shared_prefixes=shared_prefixes)
         self._planning = Planner(
             sessions, engine.capacity, slots, self._readiness, targets, clock, self.metrics, neighbours or OtherModels()
@@ -121,6 +125,8 @@ class Scheduler:
             if not self._submitted:
                 self._readiness.between_ticks()
             self._disk.next(self._governor.cost)
+        if self._slot_files is not None:
+            self._slot_files.next()
 
     def _begin(self, session: Session) -> None:
         if not session.announced:
@@ -203,6 +209,10 @@ class Scheduler:
         """Leave the other schedulers, which need not mind this one any longer: its engine is lost or closed, and it
         runs no more ticks."""
         self._planning.leave()
+        if self._slot_files is not None:
+            self._slot_files.fail(
+                RequestError(Fault.MODEL_NOT_LOADED, "id", "its engine ended: try again later", retry_after_s=1)
+            )
 
     def shed_caches(self) -> None:
         """Drop cached prefixes and media: memory is short."""
@@ -214,6 +224,28 @@ class Scheduler:
         tokens = self._slots.cached_cells + (0 if self._slots.host is None else self._slots.host.saved_tokens)
         self._slots.forget_cached()
         return tokens
+
+    def save_slot(self, number: int, filename: str, answered: Callable[[SlotFile | RequestError], None]) -> None:
+        """Save what a slot holds in a file of that name: those of running answers come first, by age, and then those of
+        the latest that ended. Raises ``RequestError``."""
+        files = self._names_slots()
+        running = sum(session.slot is not None for session in self._sessions.running())
+        if number < running:
+            raise RequestError(Fault.BUSY, "id", "an answer is running in this slot: save it afterwards")
+        files.save(number - running, filename, answered)
+
+    def restore_slot(self, filename: str, answered: Callable[[SlotFile | RequestError], None]) -> None:
+        """Let prompts begin with what was saved in the file of that name. Raises ``RequestError``."""
+        self._names_slots().restore(filename, answered)
+
+    def _names_slots(self) -> SlotFiles:
+        if self._slot_files is None:
+            problem = (
+                "slots are saved and restored with --slot-save-path, the folder for their files, and --kv-cache; "
+                "--kv-cache alone finds what was computed again by its text"
+            )
+            raise RequestError(Fault.NOT_SUPPORTED, "action", problem)
+        return self._slot_files
 
     # -- a tick: plan, submit ------------------------------------------------------------------------------------
 

@@ -222,6 +222,8 @@ class Capacity:
     empty: all sequences share the cells."""
     keeps: bool = False
     """Whether there is a folder for sequences on disk."""
+    names: bool = False
+    """Whether there is one for sequences with names, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,14 @@ class Kept:
     scope: str
     """Scope of the sequence, hashed as ``kvcache.disk_cache`` does it."""
     tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFile:
+    """A sequence that an operator has given a name, and the size of its file."""
+
+    kept: Kept
+    n_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,8 +292,8 @@ class EngineLost(Exception):
 class Engine(Protocol):
     """Interface that the scheduler needs of an engine. ``run``, ``encode``, ``embed`` and ``shed`` are called on the
     compute thread, ``prepare``, ``prepare_choice`` and ``answer`` on preparing threads (of a few tokens to
-    ``Detokenize`` also on the loop's), ``change`` on the loop's thread while no tick runs, ``look``, ``keep`` and
-    ``fetch`` on a thread for the disk. All may raise ``EngineLost``."""
+    ``Detokenize`` also on the loop's), ``change`` on the loop's thread while no tick runs, ``look``, ``keep``,
+    ``fetch``, ``give_name`` and ``take_back`` on a thread for the disk. All may raise ``EngineLost``."""
 
     @property
     def capacity(self) -> Capacity: ...
@@ -355,3 +365,9 @@ class Engine(Protocol):
     def fetch(self, name: str, offset: int, size: int, wanted: Callable[[], bool]) -> bool:
         """Read a sequence from disk into host memory, as if it had been saved there; returns whether all of it is
         there, as it was written. ``wanted`` is asked before each piece."""
+
+    def give_name(self, name: str, filename: str) -> int:
+        """Give the sequence ``name`` on disk a name of an operator's; the size of its file. Raises ``RequestError``."""
+
+    def take_back(self, filename: str) -> NamedFile:
+        """Put a sequence with such a name back to those on disk. Raises ``RequestError``."""

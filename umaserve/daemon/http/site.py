@@ -10,6 +10,7 @@ from umaserve.access.client_secrets import ClientSecret
 from umaserve.access.gate import REALTIME_SUBPROTOCOL, SUBPROTOCOL, Gate, check_form, check_json
 from umaserve.core.errors import RequestError
 from umaserve.daemon.http.file_exchange import Download, Upload
+from umaserve.daemon.http.later_page import LaterReply
 from umaserve.daemon.http.new_exchange import new_exchange
 from umaserve.daemon.http.pages import own_pages
 from umaserve.daemon.http.resuming import ResumableConnection
@@ -31,6 +32,7 @@ from umaserve.dialects.http import (
     FormReply,
     Handed,
     KeptEvents,
+    LaterPage,
     Page,
     Posted,
     RealtimeSessions,
@@ -125,6 +127,9 @@ class DaemonSite:
             case Page() as page:
                 status, content_type, body = page.make(self._services.facts(caller), request)
                 connection.respond(status, [("Content-Type", content_type)], body)
+            case LaterPage() as page:
+                connection.pending = later = LaterReply(connection, found.dialect.errors)
+                page.begin(self._services.facts(caller), request, later.answer)
             case Document() as document:
                 connection.respond(*document.make(request))
             case Posted() as endpoint:

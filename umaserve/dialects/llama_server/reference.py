@@ -16,6 +16,8 @@ from umaserve.dialects.llama_server.reply_schemas import (
     Props,
     RankedText,
     RerankAnswer,
+    Restored,
+    Saved,
     Slot,
     Text,
     Tokens,
@@ -48,7 +50,7 @@ from umaserve.dialects.reference import (
     query_of,
     refused,
 )
-from umaserve.wire.declared import array, one_of, string
+from umaserve.wire.declared import array, choice, one_of, string
 
 ERRORS = Errors(
     "Native",
@@ -223,17 +225,22 @@ REFERENCE = Reference(
             replies=_ok(Moved),
         ),
         ("POST", "/slots/{id}"): Operation(
-            "eraseSlot",
-            "Erase what is cached",
-            "For operators. erase drops the computed prompts that the model has in memory, of all clients: they belong "
-            "to no slot, and so any number stands for all. Those on disk (--kv-cache) stay. save and restore are "
-            "answered with 501: what was computed is found again by its text.",
+            "actOnSlot",
+            "Save, restore or erase what is cached",
+            "For operators. save keeps what a slot held last, prompt and answer, in a file of --slot-save-path; restore"
+            " lets prompts that begin with it go on from there: those of the client whose it was, and only where it has"
+            " 256 tokens, below which reading takes longer than computing. Slots without an answer stand for the"
+            " answers that ended last, the latest first; one with an answer is refused with 409. Both take"
+            ' {"filename": "NAME"}, of letters, digits, underscores, hyphens and dots, without a dot first. Both need'
+            " --slot-save-path and --kv-cache, and are answered with 501 without them. erase drops the computed"
+            " prompts that the model has in memory, of all clients: any number stands for all. Those on disk"
+            " (--kv-cache) stay.",
             parameters=(
                 Parameter("id", "path", about="A slot's number."),
-                Parameter("action", "query", about="erase."),
+                Parameter("action", "query", choice("save", "restore", "erase")),
                 _MODEL,
             ),
-            replies=_ok(Erased),
+            replies={"200": Reply("OK", json=one_of(Saved, Restored, Erased))},
         ),
         ("POST", "/props"): Operation(
             "setProps",

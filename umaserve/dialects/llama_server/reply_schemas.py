@@ -169,6 +169,30 @@ class Erased(Declared):
     n_erased = required(whole(), "Tokens of the sequences that were cached.")
 
 
+class _SaveTimings(Declared):
+    save_ms = required(number())
+
+
+class _RestoreTimings(Declared):
+    restore_ms = required(number())
+
+
+class Saved(Declared):
+    id_slot = required(whole())
+    filename = required(string())
+    n_saved = required(whole(), "Tokens of the sequence.")
+    n_written = required(whole(), "Bytes of the file.")
+    timings = required(_SaveTimings)
+
+
+class Restored(Declared):
+    id_slot = required(whole())
+    filename = required(string())
+    n_restored = required(whole(), "Tokens of the sequence.")
+    n_read = required(whole(), "Bytes of the file.")
+    timings = required(_RestoreTimings)
+
+
 class Controlled(Declared):
     success = required(boolean())
     message = omittable(string(), "Why it was none.")

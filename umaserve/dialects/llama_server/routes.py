@@ -13,6 +13,7 @@ from umaserve.dialects.http import (
     EngineQuestion,
     HttpDialect,
     KeptEvents,
+    LaterPage,
     OperatorsPage,
     Page,
     Route,
@@ -68,9 +69,8 @@ def _slots(info: ModelInfo, facts: Facts, request: Request) -> bytes:
     return slots(info, running, wants_idle=bool(request.query.get("fail_on_no_slot")))
 
 
-def _slot_action(info: ModelInfo, facts: Facts, request: Request) -> bytes:
-    slot, action = request.path.rpartition("/")[2], request.query.get("action", "")
-    return slot_action(info, slot, action, lambda: facts.erase_cached(info.name))
+def _slot_action(facts: Facts, request: Request, answered: Callable[[bytes | RequestError], None]) -> None:
+    slot_action(_model_of(facts, request), facts, request, answered)
 
 
 def _set_adapters(info: ModelInfo, facts: Facts, request: Request) -> bytes:
@@ -116,15 +116,19 @@ def _page_of_model(make: Callable[[ModelInfo, Facts, Request], bytes]) -> Page:
     been loaded."""
 
     def page(facts: Facts, request: Request) -> tuple[int, str, bytes]:
-        name = model_name(Fields(request.query))
-        info = facts.model(name)
-        if info is None and name:
-            # Nobody may be loading it.
-            problem = "it has not been loaded yet: a request that names it loads it"
-            raise RequestError(Fault.MODEL_NOT_LOADED, "model", problem, retry_after_s=1.0)
-        return 200, JSON, make(facts.loaded() if info is None else info, facts, request)
+        return 200, JSON, make(_model_of(facts, request), facts, request)
 
     return Page(page)
+
+
+def _model_of(facts: Facts, request: Request) -> ModelInfo:
+    name = model_name(Fields(request.query))
+    info = facts.model(name)
+    if info is None and name:
+        # Nobody may be loading it.
+        problem = "it has not been loaded yet: a request that names it loads it"
+        raise RequestError(Fault.MODEL_NOT_LOADED, "model", problem, retry_after_s=1.0)
+    return facts.loaded() if info is None else info
 
 
 def _operators_page_of_model(make: Callable[[ModelInfo, Facts, Request], bytes]) -> OperatorsPage:
@@ -147,7 +151,7 @@ DIALECT = HttpDialect(
         "/models/load": Route("POST", OperatorsPage(_load), operators=True),
         "/models/unload": Route("POST", OperatorsPage(_unload), operators=True),
         "/slots": Route("GET", _page_of_model(_slots), operators=True),
-        "/slots/{id}": Route("POST", _operators_page_of_model(_slot_action), operators=True),
+        "/slots/{id}": Route("POST", LaterPage(_slot_action), operators=True),
         "/lora-adapters": Route(
             "GET",
             _page_of_model(lambda info, facts, _request: lora_adapters(info, facts.adapters(info.name))),

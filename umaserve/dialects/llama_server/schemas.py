@@ -265,5 +265,9 @@ class StreamsToFind(Declared):
     conversation_ids = required(strings(1024, MAX_ID_BYTES), "Names of streams, with or without ::MODEL at their ends.")
 
 
+class SlotFileName(Declared):
+    filename = required(string(1, 128))
+
+
 class ModelToMove(Declared):
     model = required(string(1, MAX_ID_BYTES), "Its name, or an alias.")

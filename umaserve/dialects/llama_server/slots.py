@@ -8,11 +8,14 @@ from typing import Any
 import orjson
 
 from umaserve.core.errors import Fault, RequestError
-from umaserve.core.events import ModelInfo
-from umaserve.dialects.facts import RunningAnswer
+from umaserve.core.events import ModelInfo, SlotFile
+from umaserve.dialects.facts import Facts, RunningAnswer
 from umaserve.dialects.llama_server.requests import NativeRequest
+from umaserve.dialects.llama_server.schemas import SlotFileName
 from umaserve.dialects.llama_server.settings import generation_settings
+from umaserve.dialects.parameters import json_body
 from umaserve.wire.fields import out_of_range
+from umaserve.wire.http_head import Request
 
 _ITS_OWN = ("stop", "logit_bias", "grammar", "grammar_triggers", "preserved_tokens", "dry_sequence_breakers")
 """Settings with a client's texts, or that llama-server doesn't list here."""
@@ -27,20 +30,34 @@ def slots(info: ModelInfo, running: Sequence[RunningAnswer], *, wants_idle: bool
     return orjson.dumps([_slot(at, answer, info.context_tokens) for at, answer in enumerate([*running, *idle])])
 
 
-def slot_action(info: ModelInfo, slot: str, action: str, erase: Callable[[], int]) -> bytes:
-    """Do what ``POST /slots/{id}`` asks for; raises ``RequestError``. Answers move between slots, so what is cached
-    belongs to none: any slot's number stands for all."""
+def slot_action(
+    info: ModelInfo, facts: Facts, request: Request, answered: Callable[[bytes | RequestError], None]
+) -> None:
+    """Do what ``POST /slots/{id}`` asks for, and call ``answered`` with the reply's body; raises ``RequestError``. What
+    is cached belongs to no slot: where it is erased, any slot's number stands for all."""
+    slot, action = request.path.rpartition("/")[2], request.query.get("action", "")
     if not (slot.isdecimal() and int(slot) < info.parallel):
         raise out_of_range("id", f"a number from 0 to {info.parallel - 1}", f'"{slot[:32]}"')
     if action == "erase":
-        return orjson.dumps({"id_slot": int(slot), "n_erased": erase()})
+        answered(orjson.dumps({"id_slot": int(slot), "n_erased": facts.erase_cached(info.name)}))
+        return
     if action not in ("save", "restore"):
         raise out_of_range("action", '"erase" or "save" or "restore"', f'"{action[:32]}"')
-    problem = (
-        f"there is no {action}: what is computed is found again by its text, and kept on disk with --kv-cache; send "
-        "the prompt once more"
-    )
-    raise RequestError(Fault.NOT_SUPPORTED, "action", problem)
+    filename = SlotFileName.view(json_body(request.body)).filename
+
+    def done(result: SlotFile | RequestError) -> None:
+        answered(result if isinstance(result, RequestError) else _file(int(slot), action, result))
+
+    if action == "save":
+        facts.save_slot(info.name, int(slot), filename, done)
+    else:
+        facts.restore_slot(info.name, filename, done)
+
+
+def _file(slot: int, action: str, file: SlotFile) -> bytes:
+    tokens, n_bytes = ("n_saved", "n_written") if action == "save" else ("n_restored", "n_read")
+    told = {"id_slot": slot, "filename": file.filename, tokens: file.tokens, n_bytes: file.n_bytes}
+    return orjson.dumps({**told, "timings": {f"{action}_ms": file.took_s * 1000}})
 
 
 def _slot(at: int, answer: RunningAnswer | None, context_tokens: int) -> dict[str, Any]:

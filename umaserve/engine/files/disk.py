@@ -8,20 +8,27 @@ from collections.abc import Callable, Mapping, Sequence
 from umaserve.engine.files.disk_file import Kind
 from umaserve.engine.files.disk_folder import DiskFolder
 from umaserve.engine.files.fingerprint import fingerprint
+from umaserve.engine.files.slot_folder import SlotFolder
 from umaserve.engine.llama.cells import Cells
 from umaserve.engine.llama.model import Model
-from umaserve.sessions.engine_api import Listing, SavedBytes
+from umaserve.sessions.engine_api import Listing, NamedFile, SavedBytes
 from umaserve.settings.daemon import Config
 
 log = logging.getLogger(__name__)
 
 
 class Disk:
-    """Implements the engine's ``look``, ``keep`` and ``fetch``."""
+    """Implements the engine's ``look``, ``keep``, ``fetch``, ``give_name`` and ``take_back``."""
 
-    def __init__(self, folder: DiskFolder, cells: Cells) -> None:
+    def __init__(self, folder: DiskFolder, names: SlotFolder | None, cells: Cells) -> None:
+        """``names``: the folder for sequences with names; ``None``: there is none."""
         self._folder = folder
+        self._names = names
         self._cells = cells
+
+    @property
+    def has_names(self) -> bool:
+        return self._names is not None
 
     def look(self) -> Listing:
         return self._folder.look()
@@ -42,7 +49,17 @@ class Disk:
         self._cells.positions.forget_saved(offset)
         return self._folder.fetch(name, self._cells.saved(offset, size), wanted)
 
+    def give_name(self, name: str, filename: str) -> int:
+        assert self._names is not None
+        return self._names.give_name(name, filename)
+
+    def take_back(self, filename: str) -> NamedFile:
+        assert self._names is not None
+        return self._names.take_back(filename)
+
     def close(self) -> None:
+        if self._names is not None:
+            self._names.close()
         self._folder.close()
 
 
@@ -54,7 +71,18 @@ def open_disk(
         return None
     try:
         kind = Kind(fingerprint(model, config, adapters, saved_bytes), model.n_vocab, saved_bytes)
-        return Disk(DiskFolder(config.kv_cache, config.kv_cache_bytes, kind), cells)
+        folder = DiskFolder(config.kv_cache, config.kv_cache_bytes, kind)
+        names = _opened_names(config, kind, folder) if config.slot_save_path else None
+        return Disk(folder, names, cells)
     except OSError as error:
         log.warning("the disk cache is off: %s. Correct this, or choose another folder with --kv-cache", error)
+        return None
+
+
+def _opened_names(config: Config, kind: Kind, folder: DiskFolder) -> SlotFolder | None:
+    """The folder for sequences with names; ``None`` where it can't be used, which is logged."""
+    try:
+        return SlotFolder(config.slot_save_path, config.kv_cache_bytes, kind, folder)
+    except OSError as error:
+        log.warning("slots can't be saved: %s. Correct this, or choose another folder with --slot-save-path", error)
         return None

@@ -88,8 +88,9 @@ def write(
     return wanted()
 
 
-def read_head(descriptor: int, name: str, kind: Kind) -> Head:
-    """Check all of a file but its data. Raises ``Damaged`` and ``OSError``."""
+def read_head(descriptor: int, name: str | None, kind: Kind) -> Head:
+    """Check all of a file but its data. ``None``: its name says nothing of what is in it. Raises ``Damaged`` and
+    ``OSError``."""
     length = os.fstat(descriptor).st_size
     head = _read(descriptor, _HEAD.size, 0)
     magic, model, scope, size, n_tokens = _HEAD.unpack(head)
@@ -106,7 +107,7 @@ def read_head(descriptor: int, name: str, kind: Kind) -> Head:
     tokens = _unpacked(packed)
     if not tokens or min(tokens) < 0 or max(tokens) >= kind.vocabulary:
         raise Damaged("it has tokens that the model does not have")
-    if name != name_of(kind, scope, tokens):
+    if name is not None and name != name_of(kind, scope, tokens):
         raise Damaged("it belongs to another sequence")
     return Head(scope, tokens, len(head) + len(packed) + _CHECKSUM.size, checksum)
 

@@ -4,6 +4,7 @@ removed first."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -46,12 +47,11 @@ class DiskFolder:
         self._errors = 0
         """Number of failures since the last listing."""
         self._parts = itertools.count()
-        os.makedirs(path, mode=0o700, exist_ok=True)
-        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        status = os.fstat(self._fd)
-        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            os.close(self._fd)
-            raise PermissionError(f"{path} belongs to another user, or others may write to it")
+        self._fd = opened_folder(path)
+
+    @property
+    def descriptor(self) -> int:
+        return self._fd
 
     def look(self) -> Listing:
         """List what has changed since the last call."""
@@ -130,6 +130,15 @@ class DiskFolder:
                 os.utime(descriptor)  # Used: it goes later.
         return whole
 
+    def take_in(self, source: str, folder: int, name: str, size: int, tokens: int) -> None:
+        """Add the file ``source`` of another folder (its descriptor) as the sequence ``name`` of so many tokens, whose
+        head was checked. Raises ``OSError``."""
+        if not self._make_room(size):
+            raise OSError(errno.EFBIG, "it is larger than kv_cache_bytes")
+        with contextlib.suppress(FileExistsError):
+            os.link(source, name, src_dir_fd=folder, dst_dir_fd=self._fd, follow_symlinks=False)
+        self._told[name] = tokens
+
     def close(self) -> None:
         os.close(self._fd)
 
@@ -206,6 +215,18 @@ class DiskFolder:
             if why not in self._complained:
                 self._complained.add(why)
                 log.warning("kv_cache %s: %s (logged once)", name or self._path, why)
+
+
+def opened_folder(path: str) -> int:
+    """A descriptor of a folder of this user, which is made if there is none. Raises ``OSError`` where that fails, or
+    others may write to it."""
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    status = os.fstat(descriptor)
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        os.close(descriptor)
+        raise PermissionError(f"{path} belongs to another user, or others may write to it")
+    return descriptor
 
 
 class _Vanished(Exception):

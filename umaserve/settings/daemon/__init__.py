@@ -51,6 +51,10 @@ class Config(Logging, Relay, Models, Engine, Targets, Limits, Http, Serving):
             found = "kv_cache is set and host_cache_bytes is 0"
             advice = "raise host_cache_bytes, since all goes through host memory, or remove kv_cache"
             raise Conflict(f"{found}: {advice}", "kv_cache", "host_cache_bytes")
+        if self.slot_save_path and not self.kv_cache:
+            found = "slot_save_path is set and kv_cache is not"
+            advice = "set kv_cache to a folder on the same file system, or remove slot_save_path"
+            raise Conflict(f"{found}: {advice}", "slot_save_path", "kv_cache")
         if self.http and not (self.api_keys or self.insecure or is_loopback(parse_address(self.http)[0])):
             found = f"http ({self.http}) is not a loopback address, and api_keys is not set"
             advice = "make keys with umaserve keys add and set api_keys to their file, or set insecure"

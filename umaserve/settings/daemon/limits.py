@@ -142,6 +142,16 @@ class Limits:
         "disk space for all of them; those used longest ago are deleted first",
         about="Disk space for all of them, 1MiB to 1TiB; those that were used longest ago are deleted first.",
     )
+    slot_save_path: str = setting(
+        "",
+        path(or_empty=True),
+        "limits",
+        "folder for what operators save of slots, as with llama-server (POST /slots/{id}?action=save); empty: off",
+        about="Folder for files that operators save of slots, and restore, as with llama-server: POST "
+        "/slots/{id}?action=save and restore. They are links to files of kv_cache, which they need, on the same file "
+        "system: what has a name stays when kv_cache is full. As many bytes as kv_cache_bytes; nothing deletes them "
+        "but you. Empty: neither is served.",
+    )
     media_cache_bytes: int = setting(
         256 * MIB,
         size(0, TIB),
