@@ -14,7 +14,7 @@ from umaserve.core.errors import ConfigError, RequestError
 from umaserve.daemon.file_folder import NAME, PIECE_BYTES
 from umaserve.daemon.kept_files import KeptFiles
 from umaserve.daemon.store import Store
-from umaserve.dialects.batches.kept import StoredFile
+from umaserve.dialects.batches.stored_file import StoredFile
 from umaserve.settings.daemon import Config
 from umaserve.wire.multipart import Part, write_form
 

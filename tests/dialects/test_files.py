@@ -18,7 +18,8 @@ from routes import facts
 from umaserve.core.errors import Fault, RequestError
 from umaserve.dialects.batches import files
 from umaserve.dialects.batches.files import read_sent
-from umaserve.dialects.batches.kept import INPUT, MAX_FILES, AllFiles, StoredFile, file_of, packed_file
+from umaserve.dialects.batches.kept import MAX_FILES, AllFiles
+from umaserve.dialects.batches.stored_file import INPUT, StoredFile, file_of, packed_file
 from umaserve.dialects.facts import Facts
 from umaserve.wire.http_head import Request
 from umaserve.wire.multipart import Part, write_form

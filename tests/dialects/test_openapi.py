@@ -55,10 +55,10 @@ SPEAKING = replace(
 )
 OLLAMAS = {"User-Agent": "ollama-python"}
 """Only Ollama's clients find something at the root."""
-FILES = "/v1/files"
+FILES, BATCHES = "/v1/files", "/v1/batches"
 EMBEDDING = ("/v1/embeddings", "/embedding", "/api/embed", "/api/embeddings")
-ABSENT = ("/models/load", "/models/unload", "/api/box/end")
-"""Their examples name a model or a session that this daemon has not."""
+ABSENT = ("/models/load", "/models/unload", "/api/box/end", BATCHES)
+"""Their examples name a model, a session or a file that this daemon has not."""
 WITH_A_VOICE = {("/v1/chat/completions", "spoken"), ("/v1/audio/speech", "plain"), ("/v1/audio/speech", "samples")}
 WITH_MEDIA = {
     "/v1/chat/completions",
@@ -101,9 +101,11 @@ def url_of(path: str, http: httpx.Client) -> str:
         items = {"items": [{"role": "user", "content": "a"}]}
         item = http.post(f"/v1/conversations/{kept}/items", json=items).json()["last_id"]
         return path.replace("{conversation_id}", kept).replace("{item_id}", item)
-    if "{file_id}" in path:
-        kept = http.post(FILES, files={"file": b"{}\n"}, data={"purpose": "batch"})
-        return path.replace("{file_id}", kept.json()["id"])
+    if "{file_id}" in path or "{batch_id}" in path:
+        kept = http.post(FILES, files={"file": b"{}\n"}, data={"purpose": "batch"}).json()["id"]
+        asked = {"input_file_id": kept, "endpoint": "/v1/completions", "completion_window": "24h"}
+        batch = http.post(BATCHES, json=asked).json()["id"]
+        return path.replace("{file_id}", kept).replace("{batch_id}", batch)
     if "{file}" in path:
         return path.replace("{file}", "main.js")
     return path if "{" not in path else path.replace("{model}", http.get("/v1/models").json()["data"][0]["id"])

@@ -30,6 +30,7 @@ SHOWN = {
     "curl -N http://127.0.0.1:8080/v1/completions": [r"(?s)\[DONE\].+\[DONE\]"],
     "umaserve --socket /tmp/uma-slots.sock": [r'"n_saved":\d+', r'"n_restored":\d+'],
     "from openai import OpenAI": ["(?s).{20}"],
+    "from json import dumps": ["^completed", '"custom_id":"fruit"'],
     "curl http://127.0.0.1:8080/mcp": ['"jsonrpc":"2.0"', '"isError":false'],
     "KEY=$(umaserve keys add": ['"id":"SmolLM2-135M-Instruct.Q4_1"'],
     "cat > servers.json": [r"\w+ \w+"],

@@ -205,12 +205,13 @@ FORMS = [path for path, route in routes().items() if isinstance(route.endpoint, 
     ],
 )
 def test_only_bodies_that_carry_media_may_be_large(path: str, most: int) -> None:
-    # An empty object asks for a client secret or a conversation with the defaults; the body of a cancel is ignored.
+    # An empty object asks for a client secret or a conversation with the defaults; the body of a cancel is ignored, and
+    # without a store there are no batches.
     taken = (
         200
         if path in ("/v1/conversations", "/v1/realtime/client_secrets")
         else 404
-        if path.endswith("/cancel")
+        if path.endswith("/cancel") and not path.startswith("/v1/batches")
         else 400
     )
     for n_bytes, status in ((most, taken), (most + 1, 413)):

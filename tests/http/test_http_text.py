@@ -166,8 +166,8 @@ VERSION = "anthropic-version: 2023-06-01"
         ("GET", "/v1/messages", "x: 1", True),
         ("GET", "/v1/models/other", VERSION, True),
         ("POST", "/v1/models", VERSION, True),
-        ("GET", "/v1/files", VERSION, True),
-        ("GET", "/v1/files", "x-api-key: none", False),
+        ("GET", "/v1/other", VERSION, True),
+        ("GET", "/v1/other", "x-api-key: none", False),
         ("POST", "/v1/models", "x-api-key: none", False),
         ("GET", "/v1/messaging", "x: 1", False),
         ("GET", "/v1/chat/completions", VERSION, False),
@@ -180,7 +180,7 @@ def test_errors_have_the_form_of_the_api_that_was_asked(
     head, _, body = world.received().partition(b"\r\n\r\n")
     assert head.startswith((b"HTTP/1.1 404", b"HTTP/1.1 405"))
     assert (json.loads(body).get("type") == "error") == anthropics
-    world.send(b"GET /v1/files HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    world.send(b"GET /v1/other HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert b'{"error":' in world.received(), "each request on a connection has its own"
 
 

@@ -9,7 +9,8 @@ from functools import partial
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.daemon.file_folder import FileFolder
-from umaserve.dialects.batches.kept import INPUT, AllFiles, StoredFile
+from umaserve.dialects.batches.kept import AllFiles
+from umaserve.dialects.batches.stored_file import INPUT, StoredFile
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,8 @@ class KeptFiles:
         self.kept = kept
         for _tenant, file in kept.files.everyones():
             file.gone = partial(folder.delete, file.id)
-        folder.tidy([file.id for _tenant, file in kept.files.everyones()])
+        unfinished = [name for _tenant, batch in kept.batches.everyones() for name in batch.names]
+        folder.tidy([*unfinished, *(file.id for _tenant, file in kept.files.everyones())])
 
     def take(
         self,

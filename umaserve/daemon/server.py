@@ -60,6 +60,7 @@ from umaserve.system.signals import Signals
 from umaserve.system.threads import SWITCH_S, ThreadWatch
 
 if TYPE_CHECKING:
+    from umaserve.daemon.batches.batches import Batches
     from umaserve.daemon.traces import Traces
 
 log = logging.getLogger(__name__)
@@ -127,6 +128,7 @@ class Server:
             self._models, config.models_dir, read_catalogue or (lambda: catalogue), self._links.say_models
         )
         services = self._services
+        self._batches = _batches(services, self._gate)
         lent = (
             *services.speech.threads,
             *services.recordings.threads,
@@ -219,6 +221,8 @@ class Server:
         self._greet()
         self._models.schedule_replan()
         self._links.start()
+        if self._batches is not None:
+            self._batches.start()
 
     def _greet(self) -> None:
         if self._program and log.isEnabledFor(logging.INFO):
@@ -272,6 +276,8 @@ class Server:
 
     def _begin_shutdown(self) -> None:
         if self._signals.count and not self._ending.leaving:
+            if self._batches is not None:
+                self._batches.stop()
             self._ending.leave()
 
     # -- services ------------------------------------------------------------------------------------------------
@@ -290,6 +296,7 @@ class Server:
             "rejected_total": self._models.totals.rejected,
             **self._models.snapshot(),
             **self._services.speech.snapshot(),
+            **({} if self._batches is None else self._batches.snapshot()),
             "detached_generations": len(self._services.detached),
             "large_input_bytes": self._services.input_budget.drawn,
             "stuck_threads": len(self._stuck()),
@@ -352,6 +359,15 @@ class Server:
         self._loop.close()
         log.info("stopped")
         return self._status
+
+
+def _batches(services: Services, gate: Gate) -> Batches | None:
+    if services.store.files is None:
+        return None
+    # Imported only where it is wanted.
+    from umaserve.daemon.batches.batches import Batches
+
+    return Batches(services, services.store.files, gate.renewed)
 
 
 def _traces(endpoint: str, clock: Callable[[], float]) -> Traces:

@@ -10,7 +10,7 @@ from umaserve.core.errors import RequestError
 from umaserve.daemon.http.exchange import JSON_TYPE
 from umaserve.daemon.services import Services
 from umaserve.dialects.batches.files import found, kept_files, told
-from umaserve.dialects.batches.kept import StoredFile
+from umaserve.dialects.batches.stored_file import StoredFile
 from umaserve.dialects.openai.errors import error_body
 from umaserve.http.connection import HttpConnection
 from umaserve.sessions.caller import Caller

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from umaserve.core.errors import Fault, RequestError
-from umaserve.dialects.batches.kept import StoredFile, TenantsFiles
+from umaserve.dialects.batches.kept import TenantsFiles
 from umaserve.dialects.batches.schemas import DEFAULT_FILES, FileForm, FilesQuery
+from umaserve.dialects.batches.stored_file import StoredFile
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import JSON
 from umaserve.dialects.responses.pages import Reply, listed

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from umaserve.core.errors import Fault, RequestError
-from umaserve.dialects.batches.kept import INPUT, PURPOSES
+from umaserve.dialects.batches.lines import ENDPOINTS
+from umaserve.dialects.batches.states import Status
+from umaserve.dialects.batches.stored_batch import WINDOW
+from umaserve.dialects.batches.stored_file import INPUT, PURPOSES
+from umaserve.dialects.responses.schemas import METADATA
 from umaserve.wire import fields
 from umaserve.wire.declared import (
     Declared,
@@ -14,6 +18,7 @@ from umaserve.wire.declared import (
     boolean,
     choice,
     const,
+    mapping,
     nullable,
     omittable,
     optional,
@@ -23,6 +28,7 @@ from umaserve.wire.declared import (
 )
 
 DEFAULT_FILES = MAX_LISTED_FILES = 10_000
+DEFAULT_BATCHES = 20
 
 
 def page_size(most: int) -> Kind[int]:
@@ -52,8 +58,8 @@ _ABSENT = "Expected to be absent: --store-age says when files are deleted."
 class FileForm(Declared):
     file = required(string(contentMediaType="application/octet-stream"), "Lines of JSON: the requests of a batch.")
     purpose = required(Kind(const(INPUT).schema, _purpose))
-    expires_after_anchor = optional(Kind({}, _no_expiry), _ABSENT, key="expires_after[anchor]")
-    expires_after_seconds = optional(Kind({}, _no_expiry), _ABSENT, key="expires_after[seconds]")
+    expires_after_anchor = optional(Kind({"type": "string"}, _no_expiry), _ABSENT, key="expires_after[anchor]")
+    expires_after_seconds = optional(Kind({"type": "integer"}, _no_expiry), _ABSENT, key="expires_after[seconds]")
 
 
 class FilesQuery(Declared):
@@ -86,3 +92,68 @@ class DeleteFileReply(Declared):
     id = required(string())
     object_ = required(const("file"))
     deleted = required(const(True))
+
+
+# -- batches -----------------------------------------------------------------------------------------------------
+
+
+class BatchRequest(Declared):
+    input_file_id = required(string(1, 64), "A file of the purpose batch.")
+    endpoint = required(choice(*ENDPOINTS))
+    completion_window = required(choice(WINDOW), "Lines that have not run by then never do.")
+    metadata = optional(METADATA)
+    output_expires_after = optional(Kind({"type": "object"}, _no_expiry), _ABSENT)
+
+
+class BatchesQuery(Declared):
+    limit = omittable(page_size(100), "Batches of a page.", default=DEFAULT_BATCHES)
+    after = omittable(string(), "The id of the batch that the page follows.")
+
+
+class _BatchProblem(Declared):
+    code = required(string())
+    message = required(string())
+    param = nullable(string())
+    line = nullable(whole(1), "The number of the line, where it is one's.")
+
+
+class _BatchProblems(Declared):
+    object_ = required(const("list"))
+    data = required(array(_BatchProblem))
+
+
+class _BatchCounts(Declared):
+    total = required(whole(0))
+    completed = required(whole(0))
+    failed = required(whole(0))
+
+
+class BatchReply(Declared):
+    id = required(string())
+    object_ = required(const("batch"))
+    endpoint = required(choice(*ENDPOINTS))
+    errors = nullable(_BatchProblems, "Why it has failed.")
+    input_file_id = required(string())
+    completion_window = required(const(WINDOW))
+    status = required(choice(*(str(one) for one in Status)))
+    output_file_id = nullable(string(), "The answers, once it has ended and has some.")
+    error_file_id = nullable(string(), "The errors, likewise.")
+    created_at = required(whole(), "In seconds since 1970, as all times.")
+    expires_at = required(whole())
+    in_progress_at = nullable(whole())
+    finalizing_at = nullable(whole())
+    completed_at = nullable(whole())
+    failed_at = nullable(whole())
+    expired_at = nullable(whole())
+    cancelling_at = nullable(whole())
+    cancelled_at = nullable(whole())
+    request_counts = required(_BatchCounts)
+    metadata = nullable(mapping(string()))
+
+
+class ListBatchesReply(Declared):
+    object_ = required(const("list"))
+    data = required(array(BatchReply))
+    first_id = nullable(string())
+    last_id = nullable(string())
+    has_more = required(boolean())
