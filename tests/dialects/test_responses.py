@@ -292,6 +292,7 @@ def test_a_stream():
         "total_tokens": 11,
     }
     assert told[0]["response"]["usage"] is None
+    assert told[0]["response"].keys() == final.keys()
     assert final == reply(answer("Hello")) | {"usage": final["usage"]}
 
 

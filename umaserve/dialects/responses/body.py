@@ -217,7 +217,7 @@ class ResponseBody:
         state = self._ended if ended else None
         begun: dict[str, Any] = {
             "status": self._status,
-            **dict.fromkeys(("incomplete_details", "error", "usage")),
+            **dict.fromkeys(("incomplete_details", "error", "usage", "completed_at")),
             "output": [],
         }
         return {

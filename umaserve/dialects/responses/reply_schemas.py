@@ -135,7 +135,7 @@ class Response(Declared):
     id = required(string())
     object_ = required(const("response"))
     created_at = required(whole(), "In seconds since 1970.")
-    completed_at = optional(whole())
+    completed_at = nullable(whole())
     model = required(string())
     status = required(choice("queued", "in_progress", "completed", "incomplete", "failed", "cancelled"))
     incomplete_details = nullable(_IncompleteDetails)
