@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
+from documents import ROOT
 from http_world import CONFIG, HEALTH, HttpWorld, post
 from routes import facts, routes
 from standin import StandInEngine
@@ -30,6 +31,7 @@ from umaserve.core.events import (
 from umaserve.core.queries import Embed, Embedded, Pair
 from umaserve.core.requests import ADAPTIVE_P, SAMPLERS, Generate, Infill, MixedText, Priority, Sampling, TokenIds
 from umaserve.dialects.facts import RunningAnswer
+from umaserve.dialects.llama_server.absent import ABSENT
 from umaserve.dialects.llama_server.adapters import lora_adapters
 from umaserve.dialects.llama_server.completions import NativeBody
 from umaserve.dialects.llama_server.embeddings import embedding_result, parse_embedding
@@ -772,6 +774,38 @@ def test_what_operators_cannot_do(path: str, status: int, said: str) -> None:
     world, found, reply = asked_of_operators(path)
     assert (found, reply["error"]["message"][: len(said)]) == (status, said)
     assert world.services.models.moved == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "said"),
+    [
+        (
+            "POST /models",
+            405,
+            "method: expected GET or HEAD, got POST: this daemon neither downloads nor deletes models",
+        ),
+        ("DELETE /models?model=x", 405, "method: expected GET or HEAD, got DELETE: this daemon neither downloads nor"),
+        ("DELETE /v1/models", 405, "method: expected GET or HEAD, got DELETE"),
+        ("GET /models/sse", 404, "path: there is no /models/sse: GET /models has the models' states and progress"),
+        ("GET /tools", 404, "path: there is no /tools: no tool runs here"),
+        ("POST /cors-proxy?url=http://a/", 404, "path: there is no /cors-proxy: requests are not passed on"),
+        ("POST /v1/systemone", 404, "path: there is no /v1/systemone: decision models are not served"),
+        ("PUT /tools", 404, "path: there is no /tools: see /openapi.json"),
+    ],
+)
+def test_what_is_not_served_says_what_to_do_instead(world: HttpWorld, request_: str, status: int, said: str) -> None:
+    world.send(f"{request_} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode())
+    head, _, body = world.received().removesuffix(b"<closed>").partition(b"\r\n\r\n")
+    assert int(head.split()[1]) == status
+    assert orjson.loads(body)["error"]["message"].startswith(said)
+
+
+def test_what_is_not_served_is_in_the_guide_and_no_route() -> None:
+    served = {f"{route.method} {path}" for path, of in routes().items() for route in of.each}
+    assert served.isdisjoint(ABSENT)
+    guide = (ROOT / "docs/guide/apis.md").read_text()
+    for request in ABSENT:
+        assert f"`{request}`" in guide
 
 
 @pytest.mark.parametrize("path", ["/slots/0?action=erase", "/lora-adapters", "/props"])

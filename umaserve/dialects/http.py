@@ -426,3 +426,5 @@ class HttpDialect:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of paths in ``routes``; the OpenAPI document names them in the descriptions of these paths."""
     shared: SharedPaths | None = None
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """What to do instead of requests of this API that aren't served, by method and path."""

@@ -53,6 +53,7 @@ class Routes:
         self._shared: dict[str, Routes] = {}
         self._errors: dict[str, ErrorShape] = {}
         """By the header of ``_shared``."""
+        self._absent = {request: instead for dialect in dialects for request, instead in dialect.absent.items()}
         for dialect in dialects:
             if dialect.shared is not None:
                 alone = replace(dialect, routes=dialect.shared.routes, aliases={}, shared=None)
@@ -77,6 +78,10 @@ class Routes:
             if pattern.fullmatch(path):
                 return found
         return None
+
+    def instead(self, method: str, path: str) -> str | None:
+        """What to do instead of a request of a known API that isn't served; ``None`` for others."""
+        return self._absent.get(f"{method} {path}")
 
     def errors(self, path: str, headers: Collection[str] = ()) -> ErrorShape:
         """The error shape of requests with these headers: that of the dialect which has the path, or one above it, or

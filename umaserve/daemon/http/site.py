@@ -80,14 +80,15 @@ class DaemonSite:
         if head.path == "*" and head.method == "OPTIONS":
             return functools.partial(self._tell_methods, None)
         found = self._routes.find(head.path, (name for name, _value in head.headers))
+        instead = self._routes.instead(head.method, head.path)
         if found is None:
-            raise Refusal(404, f"path: there is no {head.path[:64]}: see /openapi.json")
+            raise Refusal(404, f"path: there is no {head.path[:64]}: {instead or 'see /openapi.json'}")
         if head.method == "OPTIONS":
             return functools.partial(self._tell_methods, found)
         allowed = found.route.methods
         if head.method not in allowed:
             got = f"method: expected {' or '.join(allowed)}, got {head.method}"
-            raise Refusal(405, got, [("Allow", ", ".join(allowed))])
+            raise Refusal(405, f"{got}: {instead}" if instead else got, [("Allow", ", ".join(allowed))])
         found = found._replace(route=found.route.of(head.method))
         if isinstance(found.route.endpoint, FormReply | FileUpload):
             check_form(head)

@@ -21,6 +21,7 @@ from umaserve.dialects.http import (
     ask,
 )
 from umaserve.dialects.llama_server import streams
+from umaserve.dialects.llama_server.absent import ABSENT
 from umaserve.dialects.llama_server.adapters import lora_adapters, read_scales
 from umaserve.dialects.llama_server.completions import NativeBody
 from umaserve.dialects.llama_server.control import control
@@ -174,4 +175,5 @@ DIALECT = HttpDialect(
         "/reranking": "/rerank",
         "/v1/reranking": "/rerank",
     },
+    absent=ABSENT,
 )

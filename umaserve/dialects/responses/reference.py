@@ -107,7 +107,8 @@ REFERENCE = Reference(
         ("POST", "/v1/responses/input_tokens"): Operation(
             "countResponseTokens",
             "Count the tokens of a prompt",
-            "Takes a body of /v1/responses, whose other fields are checked and have no effect.",
+            "Also at /responses/input_tokens, as in llama-server. Takes a body of /v1/responses, whose other fields are"
+            " checked and have no effect.",
             body=Body(ResponseRequest, {"plain": {"input": _COLOURS}}),
             replies={"200": Reply("OK", json=CountResponseTokensReply)},
         ),

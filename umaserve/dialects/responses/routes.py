@@ -67,5 +67,5 @@ DIALECT = HttpDialect(
     },
     ERRORS,
     REFERENCE,
-    {"/responses": pages.PATH},
+    {"/responses": pages.PATH, "/responses/input_tokens": f"{pages.PATH}/input_tokens"},
 )
