@@ -50,7 +50,8 @@ class Box:
     def settle(self) -> None:
         """Have the job end that is running, and those that it leaves."""
         assert self._woken.acquire(timeout=WAIT_S)
-        self.file.collect()
+        for thread in self.file.threads:
+            thread.collect()
 
     def end(self) -> None:
         if self._open is not None:
@@ -239,7 +240,6 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
     file = KeptFile("", rows_of(kept), lambda: None)
     kept.of("ann").responses.keep(response())
     file.tidy()
-    file.collect()
     assert (file.threads, file.stop(0), os.listdir(tmp_path)) == ([], True, [])
     with pytest.raises(RequestError):
         kept.of("bob").responses.get("resp_1", "response_id")

@@ -50,10 +50,15 @@ class Daemons:
 
     def wait(self, condition) -> None:
         assert self._store is not None
-        self._store.collect()
+        self._collect()
         while not condition():
             assert self._woken.acquire(timeout=WAIT_S)
-            self._store.collect()
+            self._collect()
+
+    def _collect(self) -> None:
+        assert self._store is not None
+        for thread in self._store.threads:
+            thread.collect()
 
     def read(self, file_id: str, start: int = 0) -> object:
         assert self._store is not None

@@ -79,11 +79,6 @@ class KeptFile:
         self._expire()
         self._write()
 
-    def collect(self) -> None:
-        """Run the callbacks of finished writes, on the event loop's thread."""
-        if self._thread is not None:
-            self._thread.collect()
-
     def stop(self, timeout: float) -> bool:
         """Write what has changed; returns whether that ended within ``timeout`` seconds."""
         if self._thread is not None:

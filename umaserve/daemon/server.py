@@ -272,7 +272,8 @@ class Server:
         self._links.collect()
         self._services.speech.collect()
         self._services.recordings.collect()
-        self._services.store.collect()
+        for thread in self._services.store.threads:
+            thread.collect()
 
     def _begin_shutdown(self) -> None:
         if self._signals.count and not self._ending.leaving:

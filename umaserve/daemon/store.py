@@ -27,6 +27,8 @@ class Store:
         self.kept = kept = AllKept(now, config.store_bytes, max_age_s)
         self.files: KeptFiles | None = None
         """Clients' files; ``None`` without a folder."""
+        self.threads: list[JobThread] = []
+        """Threads of its own: their results are to be collected."""
         if not config.store:
             self._file = KeptFile("", rows_of(kept), wake)
             return
@@ -38,21 +40,11 @@ class Store:
         files = AllFiles(now, config.store_bytes, max_age_s)
         self._file = KeptFile(config.store, (*rows_of(kept), *files.rows()), wake)
         self.files = KeptFiles(FileFolder(config.store, wake), files)
-
-    @property
-    def threads(self) -> list[JobThread]:
-        """Threads of its own, to be watched."""
-        return [*self._file.threads, *(() if self.files is None else (self.files.folder.thread,))]
+        self.threads += [*self._file.threads, self.files.folder.thread]
 
     def tidy(self) -> None:
         """Forget what is too old, and try again what could not be written."""
         self._file.tidy()
-
-    def collect(self) -> None:
-        """Run the callbacks of finished jobs, on the event loop's thread."""
-        if self.files is not None:
-            self.files.folder.thread.collect()
-        self._file.collect()
 
     def stop(self, timeout: float) -> bool:
         """End what is in work, and write what has changed; returns whether that ended within ``timeout`` seconds."""
