@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import orjson
 
 from umaserve.core.errors import RequestError
-from umaserve.daemon.http.exchange import JSON_TYPE
 from umaserve.daemon.services import Services
 from umaserve.dialects.batches.files import found, kept_files, told
 from umaserve.dialects.batches.stored_file import StoredFile
-from umaserve.dialects.openai.errors import error_body
 from umaserve.http.connection import HttpConnection
 from umaserve.sessions.caller import Caller
 from umaserve.wire.http_head import Request
@@ -21,42 +20,23 @@ log = logging.getLogger(__name__)
 _BYTES_TYPE = ("Content-Type", "application/octet-stream")
 
 
-class Upload:
-    """Keeps the file of one form."""
+def keep_upload(
+    services: Services, caller: Caller, request: Request, answer: Callable[[bytes | RequestError], None]
+) -> None:
+    """Keep the file of a form, and ``answer`` what is told of it. Raises ``RequestError``."""
+    facts, files = services.facts(caller), services.store.files
+    kept = kept_files(facts)
+    assert files is not None
+    # Of its own, since the form is in memory until it is written, whether or not its client stays.
+    share = services.input_budget.share(None)
+    share.keep(len(request.body))
 
-    def __init__(self, services: Services, caller: Caller, connection: HttpConnection) -> None:
-        self._services = services
-        self._caller = caller
-        self._connection = connection
-        # Of its own, since the form is in memory until it is written, whether or not its client stays.
-        self._share = services.input_budget.share(None)
-        self._left = False
+    def done(result: StoredFile | RequestError) -> None:
+        share.keep(0)
+        answer(result if isinstance(result, RequestError) else orjson.dumps(told(kept, result)))
 
-    def start(self, request: Request) -> None:
-        """Raises ``RequestError``."""
-        facts, files = self._services.facts(self._caller), self._services.store.files
-        kept_files(facts)
-        assert files is not None
-        self._share.keep(len(request.body))
-        content_type = request.header("content-type") or ""
-        files.take(self._caller.tenant, facts.new_id("file-"), request.body, content_type, self._kept)
-
-    def _kept(self, result: StoredFile | RequestError) -> None:
-        self._share.keep(0)
-        if self._left:
-            return
-        if isinstance(result, RequestError):
-            status, body, headers = error_body(result)
-            self._connection.respond(status, [JSON_TYPE, *headers], body)
-        else:
-            kept = kept_files(self._services.facts(self._caller))
-            self._connection.respond(200, [JSON_TYPE], orjson.dumps(told(kept, result)))
-
-    def release(self) -> None:
-        """Do nothing: a reply comes at once."""
-
-    def abandon(self) -> None:
-        self._left = True
+    content_type = request.header("content-type") or ""
+    files.take(caller.tenant, facts.new_id("file-"), request.body, content_type, done)
 
 
 class Download:

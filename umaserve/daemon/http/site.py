@@ -9,7 +9,7 @@ from dataclasses import replace
 from umaserve.access.client_secrets import ClientSecret
 from umaserve.access.gate import REALTIME_SUBPROTOCOL, SUBPROTOCOL, Gate, check_form, check_json
 from umaserve.core.errors import RequestError
-from umaserve.daemon.http.file_exchange import Download, Upload
+from umaserve.daemon.http.file_exchange import Download, keep_upload
 from umaserve.daemon.http.later_page import LaterReply
 from umaserve.daemon.http.new_exchange import new_exchange
 from umaserve.daemon.http.pages import own_pages
@@ -142,9 +142,11 @@ class DaemonSite:
                 else:
                     connection.respond(*reply)
             case FileUpload():
-                self._exchange_file(Upload(self._services, caller, connection), connection, request)
+                connection.pending = later = LaterReply(connection, found.dialect.errors)
+                keep_upload(self._services, caller, request, later.answer)
             case FileContent():
-                self._exchange_file(Download(self._services, caller, connection), connection, request)
+                connection.pending = download = Download(self._services, caller, connection)
+                download.start(request)
             case Conversation() as endpoint:
                 self._converse(endpoint, found, caller, connection, request)
             case RealtimeSessions():
@@ -168,11 +170,6 @@ class DaemonSite:
                     idle_timeout=config.idle_timeout,
                 )
                 connection.hand_over(echo, rest)
-
-    @staticmethod
-    def _exchange_file(exchange: Upload | Download, connection: HttpConnection, request: Request) -> None:
-        connection.pending = exchange
-        exchange.start(request)
 
     def _talk(self, caller: Caller, connection: HttpConnection, request: Request) -> None:
         # Only where it is used.
