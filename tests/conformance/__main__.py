@@ -14,6 +14,7 @@ import datetime
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -130,7 +131,7 @@ def _go(suite: Suite, place: Place, folder: Path) -> list[reports.Case]:
     settings = folder / "umaserve.toml"
     settings.write_text(
         f'model = "{DEFAULT_MODEL}"\n[models."{DEFAULT_MODEL}"]\n'
-        f"path = {json.dumps(str(default_model()))}\naliases = {json.dumps(OLLAMAS_MODELS)}\n"
+        f"path = {json.dumps(default_model())}\naliases = {json.dumps(OLLAMAS_MODELS)}\n"
     )
     daemon = _serving(folder, None, "--config", str(settings))
     names = f"^({'|'.join(suite.tests)})$"
@@ -177,6 +178,8 @@ def _llama_server(suite: Suite, place: Place, folder: Path) -> list[reports.Case
     )
     server.chmod(0o755)
     variables = {**os.environ, "LLAMA_SERVER_BIN_PATH": str(server), "TMPDIR": str(folder)}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        variables["PORT"] = str(free.getsockname()[1])
     variables.pop("PYTHONPATH", None)
     command = [place.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *suite.tests]
     with (folder / "output").open("wb") as log:

@@ -135,6 +135,7 @@ def _compliance(cache: Path) -> tuple[Path, str]:
     for part in ("bin", "src/lib", "src/generated"):
         shutil.copytree(Path(checkout) / part, folder / part)
     _run(*_NPM, "--prefix", folder, "bun", "zod@3")
+    _run("node", "install.js", cwd=folder / "node_modules/bun")
     return folder, f"openresponses {json.loads((Path(checkout) / 'package.json').read_text())['version']}"
 
 

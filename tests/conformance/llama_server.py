@@ -51,11 +51,11 @@ def main() -> None:
 
 def _models(folder: Path, alias: str) -> Path:
     """The file of settings that gives the default model these names, separated by commas."""
-    name, *others = alias.split(",") if alias else [default_model().stem]
+    name, *others = alias.split(",") if alias else [Path(default_model()).stem]
     settings = folder / "umaserve.toml"
     settings.write_text(
         f"model = {json.dumps(name)}\n[models.{json.dumps(name)}]\n"
-        f"path = {json.dumps(str(default_model()))}\naliases = {json.dumps(others)}\n"
+        f"path = {json.dumps(default_model())}\naliases = {json.dumps(others)}\n"
     )
     return settings
 
