@@ -123,6 +123,13 @@ def test_what_was_erased_cannot_be_saved(world: SchedulerWorld) -> None:
         world.scheduler.save_slot(0, "x", lambda _answer: None)
 
 
+def test_what_host_memory_has_no_room_for_cannot_be_saved() -> None:
+    world = SchedulerWorld(**CAPACITY | {"host_bytes": 100}, keeps=True)
+    ended(world, LONG)
+    with pytest.raises(RequestError, match="is larger than host_cache_bytes"):
+        world.scheduler.save_slot(0, "x", lambda _answer: None)
+
+
 def test_a_file_that_is_not_there(world: SchedulerWorld) -> None:
     asked = Asked()
     world.scheduler.restore_slot("none", asked.take)

@@ -112,7 +112,9 @@ class SlotFiles:
 
 
 def _gone() -> RequestError:
-    problem = "what this slot held had to make room for others: send its prompt again"
+    problem = (
+        "what this slot held had to make room for others, or is larger than host_cache_bytes: send its prompt again"
+    )
     return RequestError(Fault.NOT_FOUND, "id", problem)
 
 

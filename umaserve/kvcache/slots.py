@@ -338,11 +338,10 @@ class Slots:
         self.latest = [(scope, tokens), *others][: self._max_slots]
 
     def save(self, scope: str, tokens: Tokens) -> bool:
-        """Have a cached sequence saved in host memory, where it isn't yet; returns whether it is cached at all."""
+        """Have a cached sequence saved in host memory, where it isn't yet; returns whether it is or will be there."""
         for slot in self._kept:
             if self._prefixes.held(slot) == (scope, tokens):
                 self._save(slot, scope, tokens)
-                return True
         found = None if self._host is None else self._host.match(scope, tokens)
         return found is not None and found.length == len(tokens)
 
