@@ -159,7 +159,7 @@ def _write(path: Path, shape: Shape, kind: Kind, name: str, of_tokenizer: GGUFRe
     gguf.add_rope_dimension_count(shape.head_size)
     gguf.add_rope_freq_base(100_000.0)
     gguf.add_layer_norm_rms_eps(1e-5)
-    _copy_tokenizer(of_tokenizer, gguf)
+    copy_tokenizer(of_tokenizer, gguf)
     _write_tensors(gguf, shape, kind)
 
 
@@ -190,7 +190,8 @@ def _read(model: str) -> GGUFReader:
     return reader
 
 
-def _copy_tokenizer(source: GGUFReader, gguf: GGUFWriter) -> None:
+def copy_tokenizer(source: GGUFReader, gguf: GGUFWriter) -> None:
+    """Give a model that is being written the tokens and the chat template of another."""
     for name, field in source.fields.items():
         if name.startswith(_TOKENIZER):
             gguf.add_key_value(name, field.contents(), field.types[0], field.types[-1])

@@ -11,14 +11,12 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
+from cached_prompts import RECURRENT, WINDOWED, Body, Cached, asked
 from daemon import Daemon
-from http_wire import ask
 from tiny_models import tiny_model
-
-Body = dict[str, Any]
 
 INSTRUCTIONS = " ".join(
     f"Rule {n}: where a file of kind {n * 7} is changed, read it first, keep its style, and say in one line why."
@@ -41,20 +39,14 @@ TITLE = "Write a title of three words for what the user asks: {n}. Have hello.py
 SUBAGENT = "You look for files and nothing else. Be brief. " * 12
 SIDES = 3
 """Requests beside each one of the conversation."""
-CACHED = 0.95
-"""Of a prompt."""
-WINDOWED = "gemma3"
-RECURRENT = "qwen35"
 
 
 class Api(NamedTuple):
-    """One way to ask: the path, a request for a conversation after ``n`` calls, one of a short text, and what the usage
-    tells: tokens of the prompt and those of them that were cached."""
+    """One way to ask: the path, a request for a conversation after ``n`` calls, and one of a short text."""
 
     path: str
     conversation: Callable[[int], Body]
     short: Callable[[str, str], Body]
-    told: Callable[[Body], tuple[int, int]]
 
 
 def _arguments(n: int) -> Body:
@@ -117,13 +109,11 @@ APIS = {
             "messages": [{"role": "system", "content": system}, {"role": "user", "content": text}],
             "max_tokens": 16,
         },
-        lambda usage: (usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]),
     ),
     "responses": Api(
         "/v1/responses",
         _responses,
         lambda system, text: {"instructions": system, "input": text, "max_output_tokens": 16},
-        lambda usage: (usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]),
     ),
     "anthropic": Api(
         "/v1/messages",
@@ -133,35 +123,24 @@ APIS = {
             "messages": [{"role": "user", "content": text}],
             "max_tokens": 16,
         },
-        lambda usage: (
-            usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"],
-            usage["cache_read_input_tokens"],
-        ),
     ),
 }
 
 
-def asked(daemon: Daemon, api: Api, body: Body) -> tuple[int, int]:
-    """Tokens of the prompt, and those of them that were cached."""
-    response = ask(daemon, "POST", api.path, {"model": "any", "temperature": 0, **body})
-    assert response.status == 200, response.body
-    return api.told(response.json["usage"])
-
-
 def beside(daemon: Daemon, api: Api, n: int) -> Iterator[Callable[[], object]]:
     """What agents ask beside the request number ``n`` of a conversation."""
-    yield lambda: asked(daemon, api, api.short(TITLE.format(n=n), TASK))
+    yield lambda: asked(daemon, api.path, api.short(TITLE.format(n=n), TASK))
     for k in range(1, SIDES):
-        yield lambda k=k: asked(daemon, api, api.short(f"{n}.{k}: {SUBAGENT}", f"Is there a file number {k}?"))
+        yield lambda k=k: asked(daemon, api.path, api.short(f"{n}.{k}: {SUBAGENT}", f"Is there a file number {k}?"))
 
 
-def converse(daemon: Daemon, api: Api, numbers: Sequence[int]) -> list[tuple[int, int]]:
+def converse(daemon: Daemon, api: Api, numbers: Sequence[int]) -> list[Cached]:
     """What each request of the conversation was told, with others at the same time."""
     told = []
     with ThreadPoolExecutor(SIDES) as pool:
         for n in numbers:
             sides = [pool.submit(side) for side in beside(daemon, api, n)]
-            told.append(asked(daemon, api, api.conversation(n)))
+            told.append(asked(daemon, api.path, api.conversation(n)))
             for side in sides:
                 side.result()
     return told
@@ -184,11 +163,11 @@ def test_later_requests_of_an_agent_are_cached_beside_others_and_after_a_restart
 ) -> None:
     flags = [*flags, "--kv-cache", str(tmp_path / "kv")]
     daemon, api = own_daemon(*flags), APIS[name]
-    (_, first), *later = converse(daemon, api, range(CALLS))
-    assert first == 0
-    assert all(cached >= CACHED * prompt for prompt, cached in later), later
+    first, *later = converse(daemon, api, range(CALLS))
+    assert first.cached == 0
+    assert all(told.nearly_whole for told in later), later
     assert daemon.stop() == 0, daemon.logs
     daemon = own_daemon(*flags)
     daemon.wait_for(lambda values: values["disk_cache_bytes"] > 0)
-    [(prompt, cached)] = converse(daemon, api, [CALLS])
-    assert cached >= CACHED * prompt, (prompt, cached)
+    [told] = converse(daemon, api, [CALLS])
+    assert told.nearly_whole, told

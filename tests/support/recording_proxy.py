@@ -7,18 +7,21 @@ import http.client
 import http.server
 import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 ANSWER_S = 120
 _HOP = {"connection", "transfer-encoding", "keep-alive", "content-length"}
 """Headers of one connection, which are not passed on."""
 
 
-class Recorded(NamedTuple):
+@dataclass(frozen=True)
+class Recorded:
     """One request, and what the daemon answered."""
 
     request: str
     """Method and path."""
+    body: bytes = field(repr=False)
     status: int
     problem: str = ""
     """The daemon's words where it refused."""
@@ -42,7 +45,7 @@ class RecordingProxy:
                     daemon.request(self.command, self.path, body or None, headers)
                     answer = daemon.getresponse()
                     problem = answer.read().decode() if answer.status >= 300 else ""
-                    proxy.recorded.append(Recorded(f"{self.command} {self.path}", answer.status, problem))
+                    proxy.recorded.append(Recorded(f"{self.command} {self.path}", body, answer.status, problem))
                     self.send_response(answer.status)
                     for name, value in answer.getheaders():
                         if name.lower() not in _HOP:

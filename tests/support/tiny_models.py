@@ -4,13 +4,15 @@ architecture takes no more than its keys."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import llama_cpp
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGUFReader, GGUFWriter
 from llama_cpp._ggml import libggml
+
+from bench.random_model import copy_tokenizer
 
 N_CTX = 1024
 WIDTH, HEADS, LAYERS, FF = 64, 2, 2, 96
@@ -329,15 +331,29 @@ _COMMON: dict[str, Value] = {
 
 
 def tiny_model(
-    path: Path, architecture: str, seed: int = 1, tokens: Sequence[str] = (), vocabulary: str = "", **keys: Value
+    path: Path,
+    architecture: str,
+    seed: int = 1,
+    tokens: Sequence[str] = (),
+    vocabulary: str = "",
+    tokenizer: str = "",
+    **keys: Value,
 ) -> str:
     """Write a model of ``architecture`` to ``path``; ``tokens`` are control tokens beside the usual ones, and ``keys``
-    replace keys of its own, with ``__`` for a dot. ``vocabulary``: its kind, where it is another than usual."""
+    replace keys of its own, with ``__`` for a dot. ``vocabulary``: its kind, where it is another than usual.
+    ``tokenizer``: the file of a model whose vocabulary and template it has instead."""
     vocabulary = vocabulary or ("bert" if architecture.endswith("bert") else "llama")
     own = (FULL_ATTENTION | SLIDING_WINDOW | RECURRENT | EMBEDDING | OTHERS)[architecture]
     values = _COMMON | own | {key.replace("__", "."): value for key, value in keys.items()}
-    _write(path, architecture, values, [], seed, vocabulary, tokens)
-    _write(path, architecture, values, _tensors(path, architecture), seed, vocabulary, tokens)
+
+    def add_vocabulary(writer: GGUFWriter) -> None:
+        if tokenizer:
+            copy_tokenizer(GGUFReader(tokenizer), writer)
+        else:
+            _add_vocabulary(writer, vocabulary, tokens)
+
+    _write(path, architecture, values, [], seed, add_vocabulary)
+    _write(path, architecture, values, _tensors(path, architecture), seed, add_vocabulary)
     return str(path)
 
 
@@ -347,8 +363,7 @@ def _write(
     values: dict[str, Value],
     tensors: list[tuple[str, tuple[int, ...]]],
     seed: int,
-    vocabulary: str,
-    control: Sequence[str],
+    add_vocabulary: Callable[[GGUFWriter], None],
 ) -> None:
     writer = GGUFWriter(path, architecture)
     for key, value in values.items():
@@ -364,7 +379,7 @@ def _write(
                 writer.add_string(name, value)
             case _:
                 writer.add_array(name, value)
-    _add_vocabulary(writer, vocabulary, control)
+    add_vocabulary(writer)
     random = np.random.default_rng(seed)
     untied = any(name == "output.weight" for name, _shape in tensors)
     for name, shape in tensors:
