@@ -134,6 +134,8 @@ def _qwen(served: Served, folder: Path) -> Setup:
         "model": {"name": served.model, "generationConfig": generation},
         "privacy": {"usageStatisticsEnabled": False},
         "general": {"enableAutoUpdate": False},
+        # After each answer it would have the model look for what to remember: a second prompt of 10,000 tokens.
+        "memory": {"enableManagedAutoMemory": False},
     }
     path = folder / "defaults.json"
     variables = {
