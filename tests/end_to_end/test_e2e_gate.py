@@ -212,7 +212,7 @@ def test_a_request_that_takes_too_long_fails_and_the_rate_counts_it(strict: Daem
     with Http(strict.http) as http:
         response = http.ask("POST", "/v1/completions", LONG)
         assert (response.status, response.error["code"]) == (504, "timeout")
-        assert response.error["message"] == "request: it took more than 0.2 s"
+        assert response.error["message"] == "request: it took more than 0.2 s (--request-timeout)"
         http.send(encode("POST", "/v1/completions", LONG | {"stream": True}))
         streamed = http.receive()
         assert streamed.status == 200

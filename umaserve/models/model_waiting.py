@@ -70,7 +70,11 @@ class Waiting:
         before = self._now() - seconds
         late = [question for question in self._questions if question.asked_at < before]
         unread = [me for me, (_, since) in self._unread.items() if since < before and me is not _OPERATOR]
-        self._fail(late, unread, RequestError(Fault.TIMED_OUT, "request", f"it took more than {seconds:g} s"))
+        self._fail(
+            late,
+            unread,
+            RequestError(Fault.TIMED_OUT, "request", f"it took more than {seconds:g} s (--request-timeout)"),
+        )
 
     def fail_all(self, error: RequestError) -> None:
         self._fail(list(self._questions), list(self._unread), error)

@@ -265,7 +265,10 @@ class SessionManager:
         now = self._now()
         overdue = [s for s in self._running.values() if not s.holds and now - s.requested_at - s.held_s > seconds]
         for session in overdue:
-            self.fail(session, RequestError(Fault.TIMED_OUT, "request", f"it took more than {seconds:g} s"))
+            self.fail(
+                session,
+                RequestError(Fault.TIMED_OUT, "request", f"it took more than {seconds:g} s (--request-timeout)"),
+            )
 
     def _end(self, session: Session, event: Event) -> None:
         self._move(session, event)
