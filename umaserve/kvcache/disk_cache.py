@@ -105,7 +105,7 @@ class DiskCache:
         self._put_away_until: float | None = None
         self._nothing_left = False
         self.used_bytes = 0
-        """Size of all sequences on disk, in bytes, as of the last look."""
+        """Size of all sequences on disk, in bytes, as of the last look that has told all of them."""
 
     # -- what is on disk -----------------------------------------------------------------------------------------
 
@@ -132,11 +132,11 @@ class DiskCache:
             self._forget(self._keys.get(name))
         for kept in result.new:
             self.know(kept)
-        self.used_bytes = result.used_bytes
         if result.more:
             self._look_at = self._now()
         else:
             self._listed = True
+            self.used_bytes = result.used_bytes
         if result.new:
             self._slots.version += 1
 
