@@ -61,7 +61,7 @@ LLAMA_SERVER = {
     r"__verbose": "By intent: `__verbose` comes where a request has `verbose`, not by a flag of the server.",
     r"test_apply_chat_template|test_chat_template": "The suite's: it names templates that llama.cpp has built in.",
     r"thinking_with_reasoning_model": "The model's: it does not think.",
-    r"stream_vs_non_stream|with_tokens_input": "The suite's: it counts on a seed in the server's flags.",
+    r"test_server_props|stream_vs_non_stream|with_tokens_input": "The suite's: it counts on a seed in the server's flags.",
     r"match_regex|with_bos|<s>|Unexpected output|assert \d+ == \d+|'prompt_n'": "The suite's: it knows what "
     "llama.cpp's own small models say, and how many tokens that has.",
 }

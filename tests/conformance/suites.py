@@ -60,7 +60,7 @@ _ONE_LOOP = (
     *("-o", "asyncio_default_fixture_loop_scope=session"),
 )
 
-_LLAMA_SERVER = "basic tokenize completion chat_completion compat_anthropic compat_oai_responses ignore_eos"
+_LLAMA_SERVER = "basic tokenize completion compat_oai_responses ignore_eos"
 
 SUITES = [
     _own("openai (Python)", "openai", "tests/end_to_end/test_e2e_openai.py", "tests/end_to_end/test_e2e_responses.py"),
