@@ -46,22 +46,13 @@ OPEN_RESPONSES = {
     r"\"function_call\" but none found": "The model's: with 135 million parameters, it calls no tool unless it must.",
 }
 LLAMA_SERVER = {
-    r"huggingface\.co|slow test": "The suite's: it downloads models or pictures while it runs.",
-    r"test_cors_": "By intent: no page of another origin may call umaserve unless `--cors-origin` names it.",
-    r"test_local_media_file": "By intent: a request can't name files of the server's box.",
     r"test_server_slots": "By intent: `/slots` needs no flag; it shows prompts only with `--slots-prompts`.",
-    r"/sw\.js|test_no_ui": "The suite's: it looks for the files of llama-server's page.",
-    r"400 == 500": "By intent: what the model can't take is refused with 400, where the test expects 500.",
-    r"test_anthropic_empty_messages": "By intent: a conversation without messages is refused.",
+    r"test_no_ui": "The suite's: it looks for the files of llama-server's page.",
     r"populates_logit_bias": "Not there: `generation_settings` don't write `ignore_eos` out as biases.",
     r"llama_telemetry": "Not there: `timings` and progress are told in completions and chats, not in responses.",
-    r"test_return_progress": "The suite's: it knows how llama-server divides a prompt.",
     r"multiple_addresses": "Not there: HTTP has one address.",
     r"aliases_and_tags": "Not there: models have no tags.",
-    r"__verbose": "By intent: `__verbose` comes where a request has `verbose`, not by a flag of the server.",
-    r"test_apply_chat_template|test_chat_template": "The suite's: it names templates that llama.cpp has built in.",
-    r"thinking_with_reasoning_model": "The model's: it does not think.",
-    r"test_server_props|stream_vs_non_stream|with_tokens_input": "The suite's: it counts on a seed in the server's flags.",
+    r"server_props|stream_vs_non_stream|with_tokens_input": "The suite's: it counts on a seed in the server's flags.",
     r"match_regex|with_bos|<s>|Unexpected output|assert \d+ == \d+|'prompt_n'": "The suite's: it knows what "
     "llama.cpp's own small models say, and how many tokens that has.",
 }
