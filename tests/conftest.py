@@ -24,7 +24,7 @@ os.environ["XDG_STATE_HOME"] = "/dev/null"
 
 # What the shared pieces assert must hold under -O as well.
 pytest.register_assert_rewrite(*(file.stem for file in (Path(__file__).parent / "support").glob("*.py")))
-from daemon import Daemon  # noqa: E402
+from daemon import ANSWER_S, Daemon  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +68,23 @@ def own_daemon(tmp_path):
     for daemon in made:
         daemon.stop()
         assert "Traceback" not in daemon.logs, daemon.logs
+
+
+@pytest.fixture
+def connect():
+    """Makes OpenAI's clients of daemons, with a key."""
+    import openai
+
+    clients = []
+
+    def connected(daemon: Daemon, key: str = "none") -> openai.OpenAI:
+        address = f"http://{daemon.http}/v1"
+        clients.append(openai.OpenAI(base_url=address, api_key=key, max_retries=0, timeout=ANSWER_S))
+        return clients[-1]
+
+    yield connected
+    for client in clients:
+        client.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,6 @@ from openai.types.chat import ChatCompletion
 from umaserve.access.keys import KeyFile
 
 Client = Callable[[Daemon, str], openai.OpenAI]
-
-
-@pytest.fixture
-def connect() -> Iterator[Client]:
-    opened = []
-
-    def connected(daemon: Daemon, key: str = "none") -> openai.OpenAI:
-        opened.append(openai.OpenAI(base_url=f"http://{daemon.http}/v1", api_key=key, max_retries=0, timeout=ANSWER_S))
-        return opened[-1]
-
-    yield connected
-    for client in opened:
-        client.close()
 
 
 class Kept:

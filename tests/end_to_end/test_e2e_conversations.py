@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from daemon import ANSWER_S, Daemon
+from daemon import Daemon
 
 from umaserve.access.keys import KeyFile
 from umaserve.daemon.kept_file import NAME
 
 FIRST, SECOND = "Name three colours.", "And a fourth?"
 Client = Callable[[Daemon, str], openai.OpenAI]
-
-
-@pytest.fixture
-def connect() -> Iterator[Client]:
-    opened = []
-
-    def connected(daemon: Daemon, key: str = "none") -> openai.OpenAI:
-        opened.append(openai.OpenAI(base_url=f"http://{daemon.http}/v1", api_key=key, max_retries=0, timeout=ANSWER_S))
-        return opened[-1]
-
-    yield connected
-    for client in opened:
-        client.close()
 
 
 def create(client: openai.OpenAI, text: str, conversation: Any, **wanted: Any):
