@@ -23,11 +23,12 @@ MODELS = [
     {"id": "chat", "aliases": ["gpt"], "context_length": 65536},
     {"id": "it's", "context_length": 32768},
 ]
-TELLS = f"""#!{sys.executable}
+TELLS = f"""#!/bin/sh
+"exec" "{sys.executable}" "$0" "$@"
 import json, os, sys
 print(json.dumps({{"arguments": sys.argv[1:], "variables": dict(os.environ)}}))
 """
-"""A stand-in for an agent, which prints what it was started with."""
+"""A stand-in for an agent, which prints what it was started with. A shell starts Python: its path may have spaces."""
 
 
 class _Daemon(http.server.BaseHTTPRequestHandler):

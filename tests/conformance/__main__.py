@@ -14,6 +14,7 @@ import datetime
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -173,9 +174,8 @@ def _compliance(place: Place, folder: Path) -> list[reports.Case]:
 
 def _llama_server(suite: Suite, place: Place, folder: Path) -> list[reports.Case]:
     server, report = folder / "llama-server", folder / "report.xml"
-    server.write_text(
-        f'#!/bin/sh\nexec env PYTHONPATH={ROOT} {sys.executable} -m tests.conformance.llama_server "$@"\n'
-    )
+    path, python = shlex.quote(str(ROOT)), shlex.quote(sys.executable)
+    server.write_text(f'#!/bin/sh\nexec env PYTHONPATH={path} {python} -m tests.conformance.as_llama_server "$@"\n')
     server.chmod(0o755)
     variables = {**os.environ, "LLAMA_SERVER_BIN_PATH": str(server), "TMPDIR": str(folder)}
     with socket.create_server(("127.0.0.1", 0)) as free:

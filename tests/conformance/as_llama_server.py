@@ -1,7 +1,7 @@
 """Starts umaserve with llama-server's flags, for llama.cpp's server tests.
 
-``python -m tests.conformance.llama_server``: the default model answers, whichever model the tests name. Flags without a
-counterpart have no effect.
+``python -m tests.conformance.as_llama_server``: the default model answers, whichever model the tests name. Flags
+without a counterpart have no effect.
 """
 
 from __future__ import annotations
