@@ -26,9 +26,10 @@ class World:
         (folder / "notes").mkdir()
         (folder / "notes" / "notes.txt").write_text(NOTES)
         self.servers = folder / "servers.json"
-        self.name(
-            {"files": {"command": sys.executable, "args": [str(SUPPORT / "mcp_files.py"), str(folder / "notes")]}}
-        )
+        self.own = {
+            "files": {"command": sys.executable, "args": [str(SUPPORT / "mcp_files.py"), str(folder / "notes")]}
+        }
+        self.name(self.own)
 
     def name(self, servers: object) -> None:
         self.servers.write_text(json.dumps({"mcpServers": servers}))
@@ -54,6 +55,7 @@ def module_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 @pytest.fixture
 def world(module_world: World) -> World:
     module_world.script.clear()
+    module_world.name(module_world.own)
     return module_world
 
 
@@ -133,6 +135,23 @@ def test_a_server_over_http_is_the_daemon_itself(world: World) -> None:
 )
 def test_what_can_not_be_used_is_named(world: World, servers: object, flags: list[str], told: str) -> None:
     world.name(servers)
+    done = world.chat(*flags, "Hello?")
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (
+            ["--allow", "read_fil"],
+            "umaserve: --allow: no tool is named read_fil: the servers have read_file, environment\n",
+        ),
+        (["--max-tokens", "0"], "umaserve: max_tokens: "),
+    ],
+)
+def test_an_error_beside_a_server_is_said_in_a_line(world: World, flags: list[str], told: str) -> None:
     done = world.chat(*flags, "Hello?")
     assert done.returncode == 1
     assert told in done.stderr

@@ -143,7 +143,8 @@ def connected(servers: Mapping[str, Server]) -> Iterator[Servers]:
         from mcp import Client
     except ImportError:
         raise ChatError("--mcp needs a package that is not here: pip install 'umaserve[mcp]'") from None
-    with contextlib.ExitStack() as stack:
+    stack = contextlib.ExitStack()
+    try:
         portal = stack.enter_context(start_blocking_portal())
         tools: dict[str, Tool] = {}
         for name, server in servers.items():
@@ -159,6 +160,9 @@ def connected(servers: Mapping[str, Server]) -> Iterator[Servers]:
         if len(tools) > MAX_TOOLS:
             raise ChatError(f"--mcp: expected at most {MAX_TOOLS} tools, got {len(tools)}: name fewer servers")
         yield Servers(portal, tools)
+    finally:
+        # Without the exception that ends the block, which the clients would wrap into groups of their own.
+        stack.close()
 
 
 def _transport(server: Server, portal: BlockingPortal, stack: contextlib.ExitStack) -> Any:
