@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.conformance import reports
@@ -139,18 +140,10 @@ def _go(suite: Suite, place: Place, folder: Path) -> list[reports.Case]:
     command = ["go", "test", "-json", "-count=1", "-timeout=50m", "-tags=integration", "-run", names, "./integration"]
     variables = {"OLLAMA_TEST_EXISTING": "1", "OLLAMA_HOST": daemon.http, "OLLAMA_TEST_DEFAULT_MODEL": "default"}
     try:
-        ended = subprocess.run(
-            command,
-            cwd=place.folder,
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-            timeout=HANGS_S,
-            check=False,
-        )
+        written = _written(command, place, **variables)
     finally:
         daemon.stop()
-    cases = reports.of_go(ended.stdout)
+    cases = reports.of_go(written)
     return [case._replace(outcome="skipped") if re.search(ABSENT, case.why) else case for case in cases]
 
 
@@ -159,17 +152,19 @@ def _compliance(place: Place, folder: Path) -> list[reports.Case]:
     bun = place.folder / "node_modules/.bin/bun"
     asked = ["--base-url", f"http://{daemon.http}/v1", "--api-key", "none", "--model", "default", "--json"]
     try:
-        ended = subprocess.run(
-            [bun, "run", "bin/compliance-test.ts", *asked],
-            cwd=place.folder,
-            capture_output=True,
-            text=True,
-            timeout=HANGS_S,
-            check=False,
-        )
+        written = _written([bun, "run", "bin/compliance-test.ts", *asked], place)
     finally:
         daemon.stop()
-    return reports.of_compliance(ended.stdout)
+    return reports.of_compliance(written)
+
+
+def _written(command: Sequence[str | Path], place: Place, **variables: str) -> str:
+    """What a suite writes, whatever its exit status."""
+    environment = {**os.environ, **variables}
+    ended = subprocess.run(
+        command, cwd=place.folder, env=environment, capture_output=True, text=True, timeout=HANGS_S, check=False
+    )
+    return ended.stdout
 
 
 def _llama_server(suite: Suite, place: Place, folder: Path) -> list[reports.Case]:
