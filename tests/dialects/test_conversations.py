@@ -17,12 +17,12 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Finished, FinishReason, Token, Usage
 from umaserve.core.requests import ChatTurn
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import Page
 from umaserve.dialects.responses.body import ResponseBody
 from umaserve.dialects.responses.keeping import MAX_ITEMS
 from umaserve.dialects.responses.kept import AllKept, StoredConversation
 from umaserve.dialects.responses.kept_rows import conversation_of, packed, response_of
 from umaserve.dialects.responses.routes import DIALECT
+from umaserve.dialects.routes import Page
 from umaserve.wire.http_head import Request
 
 PATH = "/v1/conversations"

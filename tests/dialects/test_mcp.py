@@ -32,13 +32,14 @@ from umaserve.core.events import (
 from umaserve.core.queries import Embed, Embedded, Pair
 from umaserve.core.requests import Audio, ChatTurn, Generate, Grammar, Syntax
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import Body, EngineQuestion, Handed, SpeechReply, TextReply
+from umaserve.dialects.http import Body
 from umaserve.dialects.mcp.answers import EVERY_S
 from umaserve.dialects.mcp.errors import ERRORS
 from umaserve.dialects.mcp.methods import answer
 from umaserve.dialects.mcp.tools import TOOLS
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.dialects.schemas import DEFAULTS
+from umaserve.dialects.routes import EngineQuestion, Handed, SpeechReply, TextReply
+from umaserve.dialects.sampling_schemas import DEFAULTS
 from umaserve.wire.http_head import Refusal, Request
 
 VOICE = VoiceInfo(("en",), clones=False, name="ann")

@@ -16,9 +16,10 @@ from umaserve.core.events import Finished, FinishReason, ModelInfo, ModelState, 
 from umaserve.core.queries import Counted, Detokenized, Embedded, Prompted, Tokenized
 from umaserve.core.requests import Generate
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import Body, EngineQuestion, FormReply, TextReply
+from umaserve.dialects.http import Body
 from umaserve.dialects.listing import find_model
 from umaserve.dialects.parameters import RequestLimits
+from umaserve.dialects.routes import EngineQuestion, FormReply, TextReply
 from umaserve.dialects.uds.conversation import JsonDialect
 from umaserve.dialects.wyoming.requests import Listening, listening
 

@@ -70,7 +70,7 @@ from umaserve.dialects.openai.models import model, models
 from umaserve.dialects.openai.requests import count_request
 from umaserve.dialects.openai.tool_schemas import MAX_ARGUMENTS_BYTES
 from umaserve.dialects.parameters import RequestLimits, json_body
-from umaserve.dialects.schemas import MAX_SEED
+from umaserve.dialects.sampling_schemas import MAX_SEED
 from umaserve.wire.fields import Fields
 from umaserve.wire.http_head import Headers, Request
 

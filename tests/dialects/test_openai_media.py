@@ -36,10 +36,10 @@ from umaserve.core.events import (
     VoiceInfo,
 )
 from umaserve.core.requests import Attachment, Audio, ChatTurn, Generate, Image, Media, SoundFormat, Speaking
-from umaserve.dialects.http import SpokenText
 from umaserve.dialects.openai.completions import ChatBody
 from umaserve.dialects.openai.speech import text_to_speech
 from umaserve.dialects.parameters import RequestLimits
+from umaserve.dialects.routes import SpokenText
 from umaserve.wire.fields import Fields
 from umaserve.wire.pcm import UNKNOWN_SIZE, pcm16, wav, wav_header
 

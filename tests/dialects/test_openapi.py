@@ -43,8 +43,8 @@ from umaserve.core.errors import RequestError
 from umaserve.core.events import VoiceInfo
 from umaserve.daemon.http.health import health
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import EngineQuestion, SpeechReply, TextReply
 from umaserve.dialects.openai.speech import text_to_speech
+from umaserve.dialects.routes import EngineQuestion, SpeechReply, TextReply
 from umaserve.settings.daemon import Config
 from umaserve.wire.fields import Fields
 from umaserve.wire.http_head import Request

@@ -16,7 +16,7 @@ from routes import routes
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from umaserve.dialects.http import Conversation, FormReply
+from umaserve.dialects.routes import Conversation, FormReply
 
 SHORT = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
 LONG = SHORT | {"max_tokens": 500}

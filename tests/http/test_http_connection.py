@@ -19,8 +19,8 @@ from umaserve.core.events import Finished, FinishReason, Output, Started, Timing
 from umaserve.core.requests import Generate
 from umaserve.daemon.http.routes import Routes
 from umaserve.dialects import sse
-from umaserve.dialects.http import FormReply, HttpDialect, Page, Route, TextReply
 from umaserve.dialects.openai.errors import ERRORS
+from umaserve.dialects.routes import FormReply, HttpDialect, Page, Route, TextReply
 from umaserve.sessions.session import Hold
 from umaserve.stages.spoken import Speech
 from umaserve.wire.pcm import pcm16

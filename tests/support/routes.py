@@ -13,8 +13,8 @@ from umaserve.daemon.http.pages import own_pages
 from umaserve.daemon.http.routes import DIALECTS
 from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import HttpDialect, Route
 from umaserve.dialects.responses.kept import AllKept
+from umaserve.dialects.routes import HttpDialect, Route
 from umaserve.sessions.caller import Caller
 from umaserve.settings.daemon import Config
 

@@ -15,8 +15,9 @@ from umaserve.daemon.http.new_exchange import new_exchange
 from umaserve.daemon.http.routes import DIALECTS, Routes, max_body_bytes
 from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import Conversation, ErrorShape, OperatorsPage, Page, Posted
+from umaserve.dialects.http import ErrorShape
 from umaserve.dialects.responses.keeping import relay_fields
+from umaserve.dialects.routes import Conversation, OperatorsPage, Page, Posted
 from umaserve.net.channel import Channel, Handler
 from umaserve.net.loop import Loop
 from umaserve.sessions.caller import Caller

@@ -10,7 +10,7 @@ from typing import Any
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.model_names import DEFAULT
 from umaserve.core.requests import ChatTurn, Generate, Priority, Sampling
-from umaserve.dialects import schemas
+from umaserve.dialects import sampling_schemas, schemas
 from umaserve.dialects.grammars import grammar
 from umaserve.dialects.schemas import MAX_ID_BYTES, MAX_SLO_MS, PRIORITIES, ROLES, Targets
 from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, out_of_range, parse_json, string
@@ -35,7 +35,9 @@ NOT_DONE: dict[str, tuple[tuple[object, ...], str]] = {
 """Fields of other servers that change the generated text and aren't supported here, each with its neutral values, which
 are accepted, and with what to use instead."""
 
-_SAMPLING = {parameter.name for parameter in dataclasses.fields(Sampling)} & vars(schemas.Sampling).keys() - {"grammar"}
+_SAMPLING = {parameter.name for parameter in dataclasses.fields(Sampling)} & vars(sampling_schemas.Sampling).keys() - {
+    "grammar"
+}
 """The parameters that are called in a request as they are in ``core/requests``; a grammar has many names."""
 
 
@@ -95,13 +97,13 @@ def refuse_unknown_constraints(fields: Fields) -> None:
 def sampling(fields: Fields, base: Sampling) -> Sampling:
     """The sampling parameters in ``fields``; those that are absent come from ``base``. Raises ``RequestError``."""
     refuse_unknown_constraints(fields)
-    given = schemas.Sampling.view(fields)
+    given = sampling_schemas.Sampling.view(fields)
     chosen: dict[str, Any] = {name: value for name in _SAMPLING if (value := getattr(given, name)) is not None}
     return replace(base, grammar=grammar(given) or base.grammar, **chosen)
 
 
 def stops(fields: Fields) -> tuple[str, ...]:
-    return schemas.Sampling.view(fields).stop or ()
+    return sampling_schemas.Sampling.view(fields).stop or ()
 
 
 def lora(fields: Fields) -> tuple[tuple[str, float], ...] | None:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from umaserve.core.errors import RequestError
 from umaserve.core.events import Finished, Output, Spoken
-from umaserve.dialects.http import ErrorReply, ErrorShape, SoundEvents, SpokenText
+from umaserve.dialects.http import ErrorReply, ErrorShape
+from umaserve.dialects.routes import SoundEvents, SpokenText
 from umaserve.wire.http_head import Headers
 from umaserve.wire.pcm import UNKNOWN_SIZE, pcm16, wav, wav_header
 

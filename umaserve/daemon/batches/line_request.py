@@ -10,7 +10,8 @@ from umaserve.daemon.http.new_exchange import new_exchange
 from umaserve.daemon.http.routes import Found, max_body_bytes
 from umaserve.daemon.services import Services
 from umaserve.dialects.batches.lines import Line, check_alone
-from umaserve.dialects.http import ErrorReply, Posted
+from umaserve.dialects.http import ErrorReply
+from umaserve.dialects.routes import Posted
 from umaserve.sessions.caller import Caller
 
 _MAY_PASS = (429, 503)

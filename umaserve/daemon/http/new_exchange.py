@@ -11,7 +11,8 @@ from umaserve.daemon.http.speech_exchange import SpeechExchange
 from umaserve.daemon.http.text_exchange import TextExchange
 from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import EngineQuestion, ErrorShape, FormReply, KeptTextReply, Posted, SpeechReply, TextReply
+from umaserve.dialects.http import ErrorShape
+from umaserve.dialects.routes import EngineQuestion, FormReply, KeptTextReply, Posted, SpeechReply, TextReply
 from umaserve.net.input_budget import InputShare
 from umaserve.sessions.caller import Caller
 

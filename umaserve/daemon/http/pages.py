@@ -15,10 +15,11 @@ from umaserve.daemon.http.routes import DIALECTS
 from umaserve.daemon.http.status import end_request, settings_page
 from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import JSON, Document, Echo, HttpDialect, OperatorsPage, Page, Route, Watch
+from umaserve.dialects.http import JSON
 from umaserve.dialects.llama_server.metrics import llama_metrics
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.dialects.reference import document
+from umaserve.dialects.routes import Document, Echo, HttpDialect, OperatorsPage, Page, Route, Watch
 from umaserve.wire.http_head import Headers, Request
 
 

@@ -8,7 +8,8 @@ from umaserve.daemon.exchange import Exchange
 from umaserve.daemon.http.exchange import JSON_TYPE, Responder
 from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import Asked, EngineQuestion, ErrorReply, ErrorShape
+from umaserve.dialects.http import ErrorReply, ErrorShape
+from umaserve.dialects.routes import Asked, EngineQuestion
 from umaserve.net.input_budget import InputShare
 from umaserve.scheduler.questions import Question
 from umaserve.sessions.caller import Caller

@@ -12,18 +12,7 @@ from umaserve.dialects.batches.routes import DIALECT as BATCHES
 from umaserve.dialects.chat.routes import DIALECT as CHAT
 from umaserve.dialects.generate.routes import DIALECT as GENERATE
 from umaserve.dialects.generate.routes import REST_DIALECT as GENERATE_REST
-from umaserve.dialects.http import (
-    Conversation,
-    Dispatch,
-    EngineQuestion,
-    ErrorShape,
-    FileUpload,
-    FormReply,
-    HttpDialect,
-    Route,
-    TextReply,
-    path_pattern,
-)
+from umaserve.dialects.http import ErrorShape
 from umaserve.dialects.llama_server.routes import DIALECT as LLAMA_SERVER
 from umaserve.dialects.mcp.routes import DIALECT as MCP
 from umaserve.dialects.ollama.routes import DIALECT as OLLAMA
@@ -31,6 +20,17 @@ from umaserve.dialects.openai.errors import ERRORS
 from umaserve.dialects.openai.routes import DIALECT as OPENAI
 from umaserve.dialects.realtime.routes import DIALECT as REALTIME
 from umaserve.dialects.responses.routes import DIALECT as RESPONSES
+from umaserve.dialects.routes import (
+    Conversation,
+    Dispatch,
+    EngineQuestion,
+    FileUpload,
+    FormReply,
+    HttpDialect,
+    Route,
+    TextReply,
+    path_pattern,
+)
 from umaserve.settings.daemon import Config
 
 DIALECTS = (OPENAI, RESPONSES, BATCHES, REALTIME, ANTHROPIC, OLLAMA, LLAMA_SERVER, GENERATE, GENERATE_REST, CHAT, MCP)

@@ -21,12 +21,12 @@ from umaserve.daemon.http.text_exchange import TextExchange
 from umaserve.daemon.http.websocket import WebSocketConnection
 from umaserve.daemon.services import Services
 from umaserve.dialects import sse
-from umaserve.dialects.http import (
+from umaserve.dialects.http import ErrorReply
+from umaserve.dialects.routes import (
     Conversation,
     Dispatch,
     Document,
     Echo,
-    ErrorReply,
     FileContent,
     FileUpload,
     FormReply,

@@ -8,7 +8,7 @@ from umaserve.core.errors import RequestError
 from umaserve.core.requests import Speaking
 from umaserve.daemon.http.exchange import HttpExchange
 from umaserve.daemon.text_to_speech_job import log_end
-from umaserve.dialects.http import SpeechBody
+from umaserve.dialects.routes import SpeechBody
 
 
 class SpeechExchange(HttpExchange):

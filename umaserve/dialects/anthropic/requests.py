@@ -12,7 +12,7 @@ from umaserve.dialects.anthropic import schemas
 from umaserve.dialects.anthropic.tools import chosen_tools, tools
 from umaserve.dialects.anthropic.turns import turns
 from umaserve.dialects.parameters import RequestLimits, json_body, sampling, with_targets, within_cap
-from umaserve.dialects.schemas import DEFAULTS
+from umaserve.dialects.sampling_schemas import DEFAULTS
 
 
 @dataclass(frozen=True, slots=True)

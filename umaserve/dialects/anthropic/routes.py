@@ -10,7 +10,7 @@ from umaserve.dialects.anthropic.messages import MessageBody
 from umaserve.dialects.anthropic.reference import REFERENCE
 from umaserve.dialects.anthropic.requests import count_request
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import Asked, EngineQuestion, HttpDialect, Page, Route, SharedPaths, TextReply, ask
+from umaserve.dialects.routes import Asked, EngineQuestion, HttpDialect, Page, Route, SharedPaths, TextReply, ask
 
 
 def _message(facts: Facts) -> MessageBody:

@@ -7,16 +7,14 @@ from typing import Any
 
 from umaserve.dialects.grammars import MAX_SCHEMA_BYTES, SCHEMA
 from umaserve.dialects.parameters import MAX_TOKEN_ID
+from umaserve.dialects.sampling_schemas import MAX_STOP_BYTES, MAX_STOPS, Sampling
 from umaserve.dialects.schemas import (
     ABOUT_MODEL,
     ABOUT_STRICT,
     MAX_ID_BYTES,
-    MAX_STOP_BYTES,
-    MAX_STOPS,
     MAX_TURNS,
     Base64,
     Computation,
-    Sampling,
     Targets,
     object_text,
 )

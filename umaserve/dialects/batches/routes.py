@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from umaserve.dialects.batches import batches, files
 from umaserve.dialects.batches.reference import REFERENCE
-from umaserve.dialects.http import FileContent, FileUpload, HttpDialect, Page, Route
 from umaserve.dialects.openai.errors import ERRORS
+from umaserve.dialects.routes import FileContent, FileUpload, HttpDialect, Page, Route
 
 _FILE, _BATCH = f"{files.PATH}/{{file_id}}", f"{batches.PATH}/{{batch_id}}"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from umaserve.dialects.chat.conversation import ChatDialect
 from umaserve.dialects.chat.reference import REFERENCE
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import Authenticate, Conversation, HttpDialect, Route
 from umaserve.dialects.openai.errors import ERRORS
+from umaserve.dialects.routes import Authenticate, Conversation, HttpDialect, Route
 
 
 def _conversation(facts: Facts, authenticate: Authenticate | None) -> ChatDialect:

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from umaserve.dialects.schemas import (
-    MAX_ID_BYTES,
-    MAX_SAMPLE_RATE,
-    MAX_TURNS,
-    MIN_SAMPLE_RATE,
-    Base64,
-    content_with,
-)
+from umaserve.dialects.schemas import MAX_ID_BYTES, MAX_SAMPLE_RATE, MAX_TURNS, MIN_SAMPLE_RATE, Base64, content_with
 from umaserve.wire.declared import (
     Declared,
     array,

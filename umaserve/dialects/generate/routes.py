@@ -6,7 +6,7 @@ from umaserve.dialects.facts import Facts
 from umaserve.dialects.generate.conversation import GenerateDialect
 from umaserve.dialects.generate.reference import REFERENCE
 from umaserve.dialects.generate.rest import ERRORS, GenerateBody
-from umaserve.dialects.http import Authenticate, Conversation, HttpDialect, Route, TextReply
+from umaserve.dialects.routes import Authenticate, Conversation, HttpDialect, Route, TextReply
 
 _ID_PREFIX = "gen_"
 

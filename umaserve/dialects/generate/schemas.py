@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from umaserve.dialects.sampling_schemas import Sampling
 from umaserve.dialects.schemas import (
     MAX_ID_BYTES,
     MAX_TURNS,
@@ -10,7 +11,6 @@ from umaserve.dialects.schemas import (
     AudioItem,
     Computation,
     FinishReason,
-    Sampling,
     Targets,
     TemplateKwargs,
     Thoughts,

@@ -6,7 +6,7 @@ import orjson
 
 from umaserve.core.events import ModelInfo
 from umaserve.dialects.llama_server.schemas import RANDOM_SEED
-from umaserve.dialects.schemas import DEFAULTS
+from umaserve.dialects.sampling_schemas import DEFAULTS
 
 
 def props(info: ModelInfo) -> bytes:

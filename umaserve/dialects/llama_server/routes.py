@@ -7,19 +7,7 @@ from collections.abc import Callable
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import ModelInfo
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import (
-    JSON,
-    Asked,
-    EngineQuestion,
-    HttpDialect,
-    KeptEvents,
-    LaterPage,
-    OperatorsPage,
-    Page,
-    Route,
-    TextReply,
-    ask,
-)
+from umaserve.dialects.http import JSON
 from umaserve.dialects.llama_server import streams
 from umaserve.dialects.llama_server.absent import ABSENT
 from umaserve.dialects.llama_server.adapters import lora_adapters, read_scales
@@ -37,6 +25,18 @@ from umaserve.dialects.llama_server.slots import slot_action, slots
 from umaserve.dialects.llama_server.template import apply_template_result, parse_apply_template
 from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
 from umaserve.dialects.parameters import json_body, model_name
+from umaserve.dialects.routes import (
+    Asked,
+    EngineQuestion,
+    HttpDialect,
+    KeptEvents,
+    LaterPage,
+    OperatorsPage,
+    Page,
+    Route,
+    TextReply,
+    ask,
+)
 from umaserve.wire.fields import Fields
 from umaserve.wire.http_head import Request
 

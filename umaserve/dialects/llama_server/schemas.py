@@ -9,18 +9,8 @@ from umaserve.core import requests
 from umaserve.core.errors import Fault, RequestError
 from umaserve.dialects.generate.schemas import Parameters
 from umaserve.dialects.openai.schemas import MAX_CHOICES, Texts
-from umaserve.dialects.schemas import (
-    MAX_ADAPTERS,
-    MAX_BIASES,
-    MAX_ID_BYTES,
-    MAX_SCALE,
-    MAX_SEED,
-    MAX_STOPS,
-    SEED,
-    Computation,
-    Sampling,
-    Targets,
-)
+from umaserve.dialects.sampling_schemas import MAX_BIASES, MAX_SEED, MAX_STOPS, SEED, Sampling
+from umaserve.dialects.schemas import MAX_ADAPTERS, MAX_ID_BYTES, MAX_SCALE, Computation, Targets
 from umaserve.wire import fields
 from umaserve.wire.declared import (
     Declared,

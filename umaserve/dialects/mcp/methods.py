@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import JSON, Handed
+from umaserve.dialects.http import JSON
 from umaserve.dialects.mcp.errors import INVALID_PARAMS, METHOD_NOT_FOUND, ProtocolError
 from umaserve.dialects.mcp.messages import SERVER, VERSIONS, WITH_HANDSHAKE, Message, read_message
 from umaserve.dialects.mcp.tools import TOOLS, Called
+from umaserve.dialects.routes import Handed
 from umaserve.wire.fields import kind_of
 from umaserve.wire.http_head import Headers, Request
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from umaserve.dialects.http import Dispatch, HttpDialect, Route
 from umaserve.dialects.mcp.errors import ERRORS
 from umaserve.dialects.mcp.methods import answer
 from umaserve.dialects.mcp.reference import REFERENCE
+from umaserve.dialects.routes import Dispatch, HttpDialect, Route
 
 DIALECT = HttpDialect("mcp", {"/mcp": Route("POST", Dispatch(answer, media=True))}, ERRORS, REFERENCE)

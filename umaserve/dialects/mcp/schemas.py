@@ -6,7 +6,8 @@ from umaserve.dialects.grammars import SCHEMA
 from umaserve.dialects.openai.embeddings import MAX_INPUTS
 from umaserve.dialects.openai.schemas import COMPRESSED
 from umaserve.dialects.openai.sound_schemas import SpeechRequest
-from umaserve.dialects.schemas import DEFAULTS, MAX_ID_BYTES, Base64
+from umaserve.dialects.sampling_schemas import DEFAULTS
+from umaserve.dialects.schemas import MAX_ID_BYTES, Base64
 from umaserve.wire.declared import (
     Declared,
     array,

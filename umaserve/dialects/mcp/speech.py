@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from umaserve.core.errors import RequestError
 from umaserve.core.events import Finished, Output, Spoken
-from umaserve.dialects.http import JSON, ErrorReply, SpokenText
+from umaserve.dialects.http import JSON, ErrorReply
 from umaserve.dialects.mcp.messages import Message
 from umaserve.dialects.mcp.results import failures, said, sound
+from umaserve.dialects.routes import SpokenText
 from umaserve.dialects.spoken_reply import CONTENT_TYPES
 from umaserve.wire.http_head import Headers
 from umaserve.wire.pcm import pcm16, wav

@@ -14,7 +14,6 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Finished, FinishReason, ListedModel, ModelInfo
 from umaserve.core.requests import Audio, ChatTurn, Generate
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import Asked, EngineQuestion, Handed, SpeechReply, TextReply, ask
 from umaserve.dialects.llama_server.rerank import parse_rerank, rerank_result
 from umaserve.dialects.mcp.answers import AnswerBody
 from umaserve.dialects.mcp.messages import Message
@@ -31,7 +30,8 @@ from umaserve.dialects.mcp.speech import SpokenResult
 from umaserve.dialects.openai.embeddings import embeddings_result, parse_embeddings
 from umaserve.dialects.openai.speech import text_to_speech
 from umaserve.dialects.parameters import check_prompt_bytes, sampling, within_cap
-from umaserve.dialects.schemas import DEFAULTS
+from umaserve.dialects.routes import Asked, EngineQuestion, Handed, SpeechReply, TextReply, ask
+from umaserve.dialects.sampling_schemas import DEFAULTS
 from umaserve.dialects.transcription import check_end, transcription
 from umaserve.wire.declared import Declared
 from umaserve.wire.fields import Fields

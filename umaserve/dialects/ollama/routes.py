@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import JSON, Asked, EngineQuestion, HttpDialect, Page, Route, TextReply, ask
+from umaserve.dialects.http import JSON
 from umaserve.dialects.ollama import embeddings, models
 from umaserve.dialects.ollama.answers import LINES, ChatBody, GenerateBody, line
 from umaserve.dialects.ollama.errors import ERRORS
 from umaserve.dialects.ollama.reference import REFERENCE
 from umaserve.dialects.ollama.schemas import OllamaRequest
 from umaserve.dialects.parameters import json_body
+from umaserve.dialects.routes import Asked, EngineQuestion, HttpDialect, Page, Route, TextReply, ask
 from umaserve.wire.http_head import Request
 
 

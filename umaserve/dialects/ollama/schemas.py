@@ -11,7 +11,8 @@ from umaserve.core.requests import Grammar, Image, Syntax
 from umaserve.dialects.content import MAX_MEDIA
 from umaserve.dialects.grammars import ANY_OBJECT, MAX_SCHEMA_BYTES
 from umaserve.dialects.openai.tool_schemas import MAX_TOOLS, Tool, ToolChoice
-from umaserve.dialects.schemas import MAX_ID_BYTES, MAX_TURNS, ROLES, SEED, Sampling, Targets
+from umaserve.dialects.sampling_schemas import SEED, Sampling
+from umaserve.dialects.schemas import MAX_ID_BYTES, MAX_TURNS, ROLES, Targets
 from umaserve.wire import fields
 from umaserve.wire.declared import (
     Declared,

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from umaserve.dialects.openai.schemas import CREATED
 from umaserve.dialects.openai.tool_schemas import TOOL_CALL
-from umaserve.dialects.schemas import (
-    Error,
-    FinishReason,
-)
+from umaserve.dialects.schemas import Error, FinishReason
 from umaserve.wire.declared import (
     Declared,
     array,

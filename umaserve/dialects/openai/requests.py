@@ -33,7 +33,7 @@ from umaserve.dialects.parameters import (
     with_thoughts,
     within_cap,
 )
-from umaserve.dialects.schemas import DEFAULTS, MAX_SEED
+from umaserve.dialects.sampling_schemas import DEFAULTS, MAX_SEED
 from umaserve.wire.fields import Fields, bad_request, out_of_range
 
 MAX_GENERATIONS = 32

@@ -5,18 +5,7 @@ from __future__ import annotations
 import orjson
 
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import (
-    JSON,
-    Asked,
-    EngineQuestion,
-    FormReply,
-    HttpDialect,
-    Page,
-    Route,
-    SpeechReply,
-    TextReply,
-    ask,
-)
+from umaserve.dialects.http import JSON
 from umaserve.dialects.listing import named
 from umaserve.dialects.openai import models
 from umaserve.dialects.openai.completions import ChatBody, CompletionBody
@@ -27,6 +16,17 @@ from umaserve.dialects.openai.requests import count_request
 from umaserve.dialects.openai.speech import text_to_speech, voices
 from umaserve.dialects.openai.transcriptions import TranscriptionBody
 from umaserve.dialects.parameters import json_body, model_name
+from umaserve.dialects.routes import (
+    Asked,
+    EngineQuestion,
+    FormReply,
+    HttpDialect,
+    Page,
+    Route,
+    SpeechReply,
+    TextReply,
+    ask,
+)
 from umaserve.dialects.spoken_reply import SpokenReply
 from umaserve.wire.http_head import Request
 

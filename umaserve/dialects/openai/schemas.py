@@ -10,13 +10,13 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.requests import SoundFormat
 from umaserve.dialects.grammars import SCHEMA
 from umaserve.dialects.openai.tool_schemas import CALL_ID, MAX_TOOLS, TOOL, TOOL_CALL, ToolChoice
+from umaserve.dialects.sampling_schemas import Sampling
 from umaserve.dialects.schemas import (
     ABOUT_MODEL,
     MAX_ID_BYTES,
     MAX_TURNS,
     Base64,
     Computation,
-    Sampling,
     Targets,
     TemplateKwargs,
     Thoughts,

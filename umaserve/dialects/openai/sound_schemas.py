@@ -7,10 +7,7 @@ from typing import Any
 from umaserve.core.errors import Fault, RequestError
 from umaserve.dialects.openai.reply_schemas import Scored
 from umaserve.dialects.openai.schemas import MAX_INPUT_CHARS, TEXT_FORMATS, Voice
-from umaserve.dialects.schemas import (
-    ABOUT_MODEL,
-    MAX_ID_BYTES,
-)
+from umaserve.dialects.schemas import ABOUT_MODEL, MAX_ID_BYTES
 from umaserve.wire import fields
 from umaserve.wire.declared import (
     Declared,

@@ -12,9 +12,9 @@ from umaserve.core.events import VoiceInfo
 from umaserve.core.requests import SoundFormat
 from umaserve.dialects import sse
 from umaserve.dialects.chat.request import NO_VOICE
-from umaserve.dialects.http import SoundEvents, SpokenText
 from umaserve.dialects.openai.schemas import CHAT_FORMATS, TEXT_FORMATS, ChatRequest
 from umaserve.dialects.openai.sound_schemas import SpeechRequest
+from umaserve.dialects.routes import SoundEvents, SpokenText
 from umaserve.wire.fields import Fields, bad_request, out_of_range
 
 

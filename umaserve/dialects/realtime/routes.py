@@ -6,11 +6,12 @@ import orjson
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import JSON, HttpDialect, Page, RealtimeSessions, Route
+from umaserve.dialects.http import JSON
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.dialects.parameters import json_body
 from umaserve.dialects.realtime.reference import REFERENCE
 from umaserve.dialects.realtime.schemas import DEFAULT_SECRET_S, ClientSecretRequest
+from umaserve.dialects.routes import HttpDialect, Page, RealtimeSessions, Route
 from umaserve.wire.fields import dump_capped
 from umaserve.wire.http_head import Request
 

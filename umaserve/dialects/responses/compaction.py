@@ -19,7 +19,7 @@ from umaserve.dialects.responses.body import usage_fields
 from umaserve.dialects.responses.items import sealed, turns, with_joined_users
 from umaserve.dialects.responses.keeping import Keeping, compacting, kept_item
 from umaserve.dialects.responses.schemas import CompactionRequest
-from umaserve.dialects.schemas import DEFAULTS
+from umaserve.dialects.sampling_schemas import DEFAULTS
 
 MAX_TOKENS = 2048
 """The longest summary, with thoughts before it."""

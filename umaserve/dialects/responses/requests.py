@@ -26,7 +26,7 @@ from umaserve.dialects.responses.items import turns
 from umaserve.dialects.responses.keeping import Continued, keeping
 from umaserve.dialects.responses.kept import StoredResponse, TenantsKept
 from umaserve.dialects.responses.tools import OfferedTool, chosen_tools, tools
-from umaserve.dialects.schemas import DEFAULTS
+from umaserve.dialects.sampling_schemas import DEFAULTS
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ import orjson
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.queries import CountPrompt
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import Asked, EngineQuestion, HttpDialect, KeptTextReply, Page, Route, TextReply, ask
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.dialects.responses import conversations, pages
 from umaserve.dialects.responses.body import ResponseBody
@@ -17,6 +16,7 @@ from umaserve.dialects.responses.compaction import CompactionBody
 from umaserve.dialects.responses.kept import TenantsKept
 from umaserve.dialects.responses.reference import REFERENCE
 from umaserve.dialects.responses.requests import response_request
+from umaserve.dialects.routes import Asked, EngineQuestion, HttpDialect, KeptTextReply, Page, Route, TextReply, ask
 from umaserve.wire.http_head import Request
 
 

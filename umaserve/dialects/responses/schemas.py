@@ -15,13 +15,13 @@ from umaserve.dialects.openai.schemas import (
     InputAudio,
 )
 from umaserve.dialects.openai.tool_schemas import ARGUMENTS, CALL_ID
+from umaserve.dialects.sampling_schemas import Sampling
 from umaserve.dialects.schemas import (
     ABOUT_MODEL,
     ABOUT_STRICT,
     ABOUT_TOOL_FORMAT,
     MAX_ID_BYTES,
     Computation,
-    Sampling,
     Targets,
     Thoughts,
     ToolGrammar,

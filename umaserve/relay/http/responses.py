@@ -15,11 +15,11 @@ from typing import Any
 import orjson
 
 from umaserve.core.errors import RequestError
-from umaserve.dialects.http import path_pattern
 from umaserve.dialects.parameters import PRIORITY_HEADER
 from umaserve.dialects.responses import conversations, pages
 from umaserve.dialects.responses.keeping import RELAY_HEADER, Keeping, compacting, keeping
 from umaserve.dialects.responses.kept import MAX_BYTES_IN_ALL, AllKept, TenantsKept
+from umaserve.dialects.routes import path_pattern
 from umaserve.http.connection import JSON, HttpConnection, Serve
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
