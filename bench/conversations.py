@@ -108,15 +108,23 @@ class ServerSentEvents:
     A token that has no event of its own, since it ends within a character, counts when the answer ends.
     """
 
-    def __init__(self, prompt: str | Sequence[Turn], n_tokens: int, *, reuse: bool = False, model: str = "") -> None:
+    def __init__(
+        self,
+        prompt: str | Sequence[Turn],
+        n_tokens: int,
+        *,
+        reuse: bool = False,
+        model: str = "",
+        temperature: float = 0.0,
+    ) -> None:
         """``prompt``: a text to complete, or the turns of a chat. ``reuse``: may the server use again what it has
         computed for others? ``model``: the name of one, where the server has several."""
         chat = not isinstance(prompt, str)
         asked: dict[str, object] = {"messages": prompt} if chat else {"prompt": prompt}
         if model:
             asked["model"] = model
-        options = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
-        body = orjson.dumps({**asked, "max_tokens": n_tokens, **options, "cache_prompt": reuse})
+        options = {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}, "cache_prompt": reuse}
+        body = orjson.dumps({**asked, "max_tokens": n_tokens, "temperature": temperature, **options})
         self.outbox = (
             b"POST /v1/%bcompletions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (b"chat/" if chat else b"", len(body), body)

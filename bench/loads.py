@@ -26,22 +26,25 @@ class Load:
     words: int
     tokens: int
     turns: int = 1
+    opening: int = 0
+    """Words that the first turn has more, as the instructions and tools of an agent."""
 
     def __str__(self) -> str:
         return f"{self.clients} x {self.prompts} words, {self.tokens} tokens"
 
     @property
     def prompts(self) -> str:
-        return f"{self.turns} x {self.words}" if self.turns > 1 else str(self.words)
+        turns = f"{self.turns} x {self.words}" if self.turns > 1 else str(self.words)
+        return f"{self.opening} + {turns}" if self.opening else turns
 
     @property
     def cells(self) -> int:
         """KV cells that one client needs, with room to spare."""
-        return int(self.turns * (TOKENS_A_WORD * self.words + self.tokens + 16))
+        return int(TOKENS_A_WORD * self.opening + self.turns * (TOKENS_A_WORD * self.words + self.tokens + 16))
 
     def measure(self, at: Served, round_: int) -> Measures:
         """Run it once; each round has prompts of its own."""
-        numbers = self.clients, self.words, self.tokens, self.turns, round_
+        numbers = self.clients, self.words, self.tokens, self.turns, round_, self.opening
         found = measures(trace_of("bench.scenarios", "growing", at.http, *numbers), later=self.turns > 1)
         return replace(found, tick_ms=float(Client(at.socket).metrics()["decode_ms_ewma"])) if at.socket else found
 

@@ -29,6 +29,8 @@ STREAM_TOKENS = 6000
 """More than any server decodes meanwhile."""
 
 PREFIX_TOKENS = 16
+AGENTS_TEMPERATURE = 0.5
+"""Agents draw their answers at random."""
 
 
 async def storm(address: str) -> Trace:
@@ -73,22 +75,26 @@ def _said_by(role: str, content: str) -> Turn:
     return {"role": role, "content": content}
 
 
-async def growing(address: str, n_clients: int, n_words: int, n_tokens: int, n_turns: int, round_: int) -> Trace:
+async def growing(
+    address: str, n_clients: int, n_words: int, n_tokens: int, n_turns: int, round_: int, opening: int
+) -> Trace:
     """All clients at once, each with a conversation of its own of ``n_turns``, or with one text to complete."""
     await warm_up(SSE, address, n_clients)
     cpu = time.process_time()
-    texts = workload.growing(n_clients, n_words, n_turns, round_)
-    found = await asyncio.gather(*(_converse(address, of, n_tokens) for of in texts))
+    texts = workload.growing(n_clients, n_words, n_turns, round_, opening)
+    found = await asyncio.gather(
+        *(_converse(address, of, n_tokens, AGENTS_TEMPERATURE if opening else 0.0) for of in texts)
+    )
     return Trace([stream for streams in found for stream in streams], time.process_time() - cpu)
 
 
-async def _converse(address: str, texts: Sequence[str], n_tokens: int) -> list[Stream]:
+async def _converse(address: str, texts: Sequence[str], n_tokens: int, temperature: float) -> list[Stream]:
     if len(texts) == 1:
         return [await ask(address, ServerSentEvents(texts[0], n_tokens))]
     streams, turns = [], list[Turn]()
     for number, text in enumerate(texts):
         turns.append(_said_by("user", text))
-        conversation = ServerSentEvents(turns, n_tokens, reuse=True)
+        conversation = ServerSentEvents(turns, n_tokens, reuse=True, temperature=temperature)
         streams.append(replace(await ask(address, conversation), turn=number))
         turns.append(_said_by("assistant", conversation.answer))
     return streams

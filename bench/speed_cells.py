@@ -50,6 +50,8 @@ class Plan:
     second: Sequence[Load]
     """Loads of the second model."""
     talk: Load
+    agent: Load
+    """A conversation that begins with as much as an agent's."""
     shared_words: int
     shared_by: int
     least: int
@@ -62,6 +64,7 @@ WHOLE = Plan(
     # Not 16 long prompts: with half a billion weights that would take more than half of the time.
     second=[Load(4, 300, 16), Load(16, 24, 16), Load(1, 300, 16), Load(4, 24, 32), Load(1, 24, 32)],
     talk=Load(4, 60, 24, turns=4),
+    agent=Load(1, 60, 32, turns=5, opening=2000),
     shared_words=300,
     shared_by=8,
     least=2,
@@ -71,6 +74,7 @@ QUICK = Plan(
     [Load(2, 16, 4), Load(1, 8, 4)],
     second=[Load(2, 16, 4)],
     talk=Load(2, 8, 4, turns=2),
+    agent=Load(1, 8, 4, turns=3, opening=40),
     shared_words=20,
     shared_by=2,
     least=1,
@@ -86,6 +90,10 @@ _BESIDE_SERVER = (
 )
 _TALK = (
     Figure("tokens/s", _RATE, lower_is_better=False),
+    Figure("TTFT p50, later turns", attrgetter("ttft_p50"), lower_is_better=True),
+)
+_AGENT = (
+    Figure("TTFT, second turn", attrgetter("ttft_second"), lower_is_better=True),
     Figure("TTFT p50, later turns", attrgetter("ttft_p50"), lower_is_better=True),
 )
 _STORM = (
@@ -106,6 +114,8 @@ def cells(plan: Plan, models: Sequence[str], binary: str | None) -> list[Cell]:
     found += [_load(model, load, binary) for load in plan.loads]
     if binary is not None:
         found.append(Cell(_name(model, f"talks, {plan.talk}"), _servers(model, plan.talk, binary), _TALK))
+        agents = _started_anew(_servers(model, plan.agent, binary), [OURS, THEIRS])
+        found.append(Cell(_name(model, f"agent, {plan.agent}"), agents, _AGENT))
         shared = _sharing(plan.shared_words, plan.shared_by)
         found.append(Cell(f"prefix of {plan.shared_words} words, {plan.shared_by} clients", _fresh(shared), _PREFIX))
         storms = {OURS: storm.with_target(_STORM_TARGET_MS), THEIRS: storm.with_batch(_STORM_BATCH)}
@@ -129,6 +139,18 @@ def _servers(model: str, load: Load, binary: str | None) -> Callable[[contextlib
         return {name: partial(load.measure, at) for name, at in servers.items()}
 
     return start
+
+
+def _started_anew(
+    start: Callable[[contextlib.ExitStack], Sides], names: Sequence[str]
+) -> Callable[[contextlib.ExitStack], Sides]:
+    """The sides of these ``names``, each run with servers of its own: what one does in its first minute counts."""
+
+    def measured(name: str, round_: int) -> Any:
+        with contextlib.ExitStack() as stack:
+            return start(stack)[name](round_)
+
+    return lambda _stack: {name: partial(measured, name) for name in names}
 
 
 def _sharing(words: int, clients: int) -> dict[str, Run[Measures] | None]:

@@ -59,6 +59,8 @@ class Measures:
     observer_cores: float
     tick_ms: float = math.nan
     """What umaserve's last ticks took, by its own metrics: decode and sampling."""
+    ttft_second: float = math.nan
+    """Median time to the first token of second turns; NaN where there are none."""
 
 
 def measures(trace: Trace, *, later: bool = False) -> Measures:
@@ -67,6 +69,7 @@ def measures(trace: Trace, *, later: bool = False) -> Measures:
     asked = min(stream.asked for stream in streams)
     ended = max(stream.tokens[-1] for stream in streams)
     ttft = np.array([stream.tokens[0] - stream.asked for stream in streams if stream.turn or not later]) * 1000
+    second = [stream.tokens[0] - stream.asked for stream in streams if stream.turn == 1]
     gaps = np.concatenate([np.diff(stream.tokens) for stream in streams]) * 1000
     return Measures(
         steady_rate=_steady_rate(streams),
@@ -78,6 +81,7 @@ def measures(trace: Trace, *, later: bool = False) -> Measures:
         gap_p95=float(np.percentile(gaps, 95)),
         gap_max=float(gaps.max()),
         observer_cores=trace.cpu_s / (ended - asked),
+        ttft_second=statistics.median(second) * 1000 if second else math.nan,
     )
 
 

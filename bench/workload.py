@@ -46,10 +46,11 @@ def words(n: int, seed: int) -> str:
     return " ".join(random.Random(seed).choices(_WORDS, k=n))
 
 
-def growing(n_clients: int, n_words: int, n_turns: int, round_: int) -> list[list[str]]:
-    """The turns of each client, of ``n_words`` each: others for each client, turn and round."""
+def growing(n_clients: int, n_words: int, n_turns: int, round_: int, opening: int = 0) -> list[list[str]]:
+    """The turns of each client, of ``n_words`` each, the first one of ``opening`` more: others for each client, turn
+    and round."""
     return [
-        [words(n_words, (round_ * 1000 + client) * 1000 + turn) for turn in range(n_turns)]
+        [words(n_words + opening * (not turn), (round_ * 1000 + client) * 1000 + turn) for turn in range(n_turns)]
         for client in range(n_clients)
     ]
 

@@ -17,7 +17,7 @@ from bench.processes import daemon, trace_of
 from bench.sides import OURS
 from bench.trace import Measures, Stream, Trace, measures
 
-MEASURED = Measures(100.0, 100.0, 500.0, 500.0, 500.0, 20.0, 20.0, 20.0, 0.1, 10.0)
+MEASURED = Measures(100.0, 100.0, 500.0, 500.0, 500.0, 20.0, 20.0, 20.0, 0.1, 10.0, 500.0)
 
 
 def measured(**values: float) -> Measures:
@@ -120,7 +120,7 @@ def test_what_was_measured_before_a_server_failed_is_shown(monkeypatch, capsys):
 
 def test_conversations_grow_on_a_daemon_behind_whose_wire_is_a_stand_in():
     with daemon("bench.standin") as at:
-        talks = trace_of("bench.scenarios", "growing", at.http, 2, 10, 5, 3, 0)
-        single = trace_of("bench.scenarios", "growing", at.http, 2, 10, 5, 1, 0)
+        talks = trace_of("bench.scenarios", "growing", at.http, 2, 10, 5, 3, 0, 20)
+        single = trace_of("bench.scenarios", "growing", at.http, 2, 10, 5, 1, 0, 0)
     assert [(stream.turn, len(stream.tokens)) for stream in talks.streams] == [(0, 5), (1, 5), (2, 5)] * 2
     assert [(stream.turn, len(stream.tokens)) for stream in single.streams] == [(0, 5)] * 2

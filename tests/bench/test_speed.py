@@ -95,7 +95,7 @@ def test_rounds_go_on_while_one_as_slow_as_the_slowest_has_time():
 
 def test_of_a_second_model_only_the_loads_are_measured():
     every = cells(WHOLE, ["one.gguf", "two.gguf"], sys.executable)
-    assert len({cell.name for cell in every}) == len(every) == len(WHOLE.loads) + len(WHOLE.second) + 3
+    assert len({cell.name for cell in every}) == len(every) == len(WHOLE.loads) + len(WHOLE.second) + 4
     assert sum(cell.name.startswith("two, ") for cell in every) == len(WHOLE.second)
     without = cells(WHOLE, ["one.gguf"], None)
     assert len(without) == len(WHOLE.loads)
