@@ -38,7 +38,8 @@ class Box:
         end, half = self.now + seconds, self.now + seconds / 2
         done = spent = 0.0
         while self.now < end:
-            threads, (decode, prefill) = self.governor.threads, rows()
+            decode, prefill = rows()
+            threads = self.governor.threads_for(prefill > 0)
             took = self.seconds(threads, decode + prefill)
             self.now += took
             if self.now > half:
@@ -148,6 +149,16 @@ def test_fewer_are_tried_when_ticks_get_slower_whatever_the_kernel_says() -> Non
     box.governor._core_use = box.core_use
     box.taken = 1
     assert box.run(4) > 0.9
+
+
+def test_a_suspicion_alone_makes_no_prompt_slower() -> None:
+    box = Box(seed=1)
+    box.core_use = lambda: CoreUse(0.0, 0.4)  # type: ignore[method-assign]
+    box.governor._core_use = box.core_use
+    box.run(SETTLED_S + 10, lambda: (0, 64) if len(box.used) % 8 < 6 else (1, 0))
+    assert {threads for at, threads in enumerate(box.used) if at % 8 < 6} == {2}
+    assert 1 in box.used, "the trial happens between prompts"
+    assert box.governor.threads == 2
 
 
 def test_a_single_tick_that_was_held_up_changes_nothing() -> None:

@@ -14,7 +14,7 @@ from shared_thread_world import DIVIDE_S, TARGET_S, SharedThreadWorld, gaps
 
 from umaserve.core.requests import Priority
 from umaserve.scheduler.other_models import OtherModels
-from umaserve.scheduler.policy.policy import HEADROOM, IDLE_TICK_S, plan
+from umaserve.scheduler.policy.policy import HEADROOM, MAX_IDLE_TICK_S, plan
 from umaserve.scheduler.policy.snapshot import OtherModelsLoad, Plan, Prompt, Snapshot
 from umaserve.sessions.cost_model import Cost
 
@@ -207,7 +207,7 @@ def test_a_model_whose_work_has_ended_leaves_the_others_all_the_time() -> None:
     before = len(world.models[1].engine.seconds)
     storm(world, 1, 6)
     world.turn_until(world.models[1].served)
-    assert TARGET_S < max(world.models[1].engine.seconds[before:]) <= 1.3 * IDLE_TICK_S
+    assert TARGET_S < max(world.models[1].engine.seconds[before:]) <= 1.3 * MAX_IDLE_TICK_S
 
 
 def test_dividing_a_silent_models_cells_holds_up_no_other_models_stream() -> None:

@@ -16,6 +16,7 @@ from umaserve.scheduler.policy.burst import BURST_S, WIDE_ROWS
 from umaserve.scheduler.policy.policy import (
     HEADROOM,
     IDLE_TICK_S,
+    MAX_IDLE_TICK_S,
     MAX_SHARE,
     MIN_ROWS,
     MIN_SHARE,
@@ -235,7 +236,7 @@ def test_rules_2_to_4_more_than_the_floor_keeps_the_time(snapshot: Snapshot) -> 
     seconds += sum(moving_s) + snapshot.moving_s if n_streams else 0.0
     decode_s = cost.seconds(n_streams, 0, cached)
     if not n_streams:
-        allowed = IDLE_TICK_S
+        allowed = MAX_IDLE_TICK_S
     elif decode_s <= target(snapshot.streams):
         allowed = HEADROOM * target(snapshot.streams)
         if any(one.arrived_at + one.target_ttft_s < snapshot.now for one in snapshot.prompts):
@@ -266,16 +267,26 @@ def test_rule_2_prefill_takes_the_floor_and_all_of_the_time_that_is_left(snapsho
 @pytest.mark.parametrize(("afforded", "rows"), [(1, 64), (40, 64), (90, 64), (100, 128), (300, 320)])
 def test_rule_4_without_streams_a_tick_has_whole_tiles_and_one_whatever_it_takes(afforded: int, rows: int):
     cost = Cost(fixed_s=0.0, decode_row_s=0.0, prefill_row_s=IDLE_TICK_S / (afforded + 0.5), attention_s=0.0)
-    waiting = [prompt(1, remaining=1000, started=True), prompt(2, remaining=1000, started=True)]
+    waiting = [prompt(id_, remaining=1000, started=True, priority=BACKGROUND) for id_ in (1, 2)]
     assert prefilled(plan(snapshot(waiting, cached=0, cost=cost))) == rows
 
 
 @pytest.mark.parametrize(("remaining", "rows"), [(64, 64), (65, 65), (127, 127), (128, 64), (1000, 64)])
 def test_rule_4_the_rest_of_a_prompt_is_not_left_for_a_tick_without_a_tile(remaining: int, rows: int):
     cost = Cost(fixed_s=0.0, decode_row_s=0.0, prefill_row_s=IDLE_TICK_S / 64.5, attention_s=0.0)
-    waiting = [prompt(1, remaining=remaining, started=True), prompt(2, remaining=1000, arrived_at=NOW + 1)]
+    waiting = [
+        prompt(1, remaining=remaining, started=True, priority=BACKGROUND),
+        prompt(2, remaining=1000, arrived_at=NOW + 1, priority=BACKGROUND),
+    ]
     done = plan(snapshot(waiting, cached=0, cost=cost))
     assert done.prefill[0] == (1, rows)
+
+
+@pytest.mark.parametrize(("remaining", "rows"), [(1000, 256), (640, 192), (500, 128), (10_000, 512)])
+def test_rule_4_a_tick_takes_a_share_of_what_the_prompts_still_take(remaining: int, rows: int):
+    cost = Cost(fixed_s=0.0, decode_row_s=0.0, prefill_row_s=IDLE_TICK_S / 128.5, attention_s=0.0)
+    waiting = [prompt(1, remaining=remaining, started=True), prompt(2, remaining=20, priority=BACKGROUND)]
+    assert prefilled(plan(snapshot(waiting, cached=0, cost=cost, batch_tokens=2048))) == rows
 
 
 def test_the_rest_of_a_prompt_is_left_where_the_batch_is_full():
@@ -286,7 +297,8 @@ def test_the_rest_of_a_prompt_is_left_where_the_batch_is_full():
 
 def test_in_a_decode_of_its_own_a_prompt_attends_to_its_own_tokens_only():
     cost = Cost(fixed_s=0.0, decode_row_s=0.0, prefill_row_s=IDLE_TICK_S / 128.5, attention_s=IDLE_TICK_S / 128.5)
-    new, long = prompt(1, remaining=1000, started=True), prompt(2, remaining=1000, started=True, computed=1000)
+    new = prompt(1, remaining=1000, started=True, priority=BACKGROUND)
+    long = new._replace(computed=1000)
     for first, apart, rows in ((new, True, 128), (long, True, 64), (new, False, 64)):
         assert prefilled(plan(snapshot([first], cached=1000, cost=cost, prompts_apart=apart))) == rows
 
@@ -630,7 +642,7 @@ PLANS = {
     "streams only": (snapshot([], [Stream(1, 0.1), Stream(2, 0.1)]), did((1, 2))),
     "more streams than rows": (snapshot([prompt(3)], [Stream(1, 0.1), Stream(2, 0.1)], batch_tokens=1), did((1,))),
     # 0.3 s, less 2 ms, at 3.05 ms a row: 97 rows, nearer to two tiles than to one
-    "a long prompt alone": (snapshot([prompt(1, remaining=999)]), did((), ((1, 128),))),
+    "a long prompt alone": (snapshot([prompt(1, remaining=999)]), did((), ((1, 256),))),
     # 0.95 * 0.1 s, less 0.002 + 2 * 4.05 ms, at 3.05 ms a row
     "beside two streams": (
         snapshot([prompt(3, remaining=999)], [Stream(1, 0.1), Stream(2, 0.5)]),
@@ -730,7 +742,7 @@ PLANS = {
     ),
     "a long prompt beside prompts elsewhere": (
         snapshot([prompt(1, remaining=999)], elsewhere=OtherModelsLoad(prefilling=True, planned_s=0.3)),
-        did((), ((1, 128),)),
+        did((), ((1, 256),)),
     ),
     "the rest of a prompt that is too much beside streams elsewhere": (
         snapshot([prompt(1, remaining=120, started=True)], elsewhere=OtherModelsLoad(0.02, 0.24)),
@@ -841,6 +853,10 @@ PLANS = {
     "the last token of a wide batch by itself": (
         snapshot([prompt(1, remaining=WIDE_ROWS)], cost=FREE),
         did((), ((1, WIDE_ROWS - 1),)),
+    ),
+    "all of a wide one whose answer is random": (
+        snapshot([prompt(1, remaining=WIDE_ROWS, random=True)], cost=FREE),
+        did((), ((1, WIDE_ROWS),)),
     ),
     "all of a narrow one": (
         snapshot([prompt(1, remaining=WIDE_ROWS - 1)], cost=FREE),

@@ -101,6 +101,11 @@ class Sampling:
     bad_words: tuple[str, ...] = ()
     """Texts whose last token never follows their other ones in the answer."""
 
+    @property
+    def random(self) -> bool:
+        """Whether equal requests get unequal answers, which no seed fixes."""
+        return self.temperature > 0 and self.seed is None and self.top_k != 1
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:

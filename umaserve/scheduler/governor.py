@@ -14,7 +14,9 @@ reference, is known for each number of threads. The rules, and why:
 3. One more is tried after ``PATIENCE_S`` if the kernel reports an idle core: a trial on a taken core makes ticks many
    times as long. If the kernel reports nothing, it is tried after ``BLIND_FACTOR`` times as long; if it reports no idle
    core, after ``MAX_PATIENCE_S``. The patience doubles after each trial that does not help.
-4. A trial takes ``LATE_TICKS``, or three if one number of threads is ``HOPELESS`` times as slow as the other.
+4. A trial takes ``LATE_TICKS``, or three if one number of threads is ``HOPELESS`` times as slow as the other. Ticks
+   with prompts have no part in a trial of one fewer that nothing but time or some slowness suggests: five of them may
+   take seconds, in which somebody waits twice as long for a first token.
 """
 
 from __future__ import annotations
@@ -70,6 +72,8 @@ class ThreadGovernor:
         """The slowness of the last ticks, by number of threads."""
         self._before: int | None = None
         """During a trial, the number of threads that it is compared with."""
+        self._spares_prompts = False
+        """Whether the trial has no part in ticks with prompts."""
         self._patience_s = PATIENCE_S
         self._settled_at = now
         self._watched_since = self._watched_at = now
@@ -80,6 +84,10 @@ class ThreadGovernor:
         if self.threads == self._max_threads or not self._late[self.threads]:
             return self._model.cautious
         return self._reference.times(self._slowness(self.threads))
+
+    def threads_for(self, prefills: bool) -> int:
+        """The number of threads for the next tick. ``prefills``: whether it has prompt tokens."""
+        return self._before if self._before is not None and prefills and self._spares_prompts else self.threads
 
     @property
     def learned(self) -> Cost | None:
@@ -118,8 +126,10 @@ class ThreadGovernor:
         elif len(self._late[n]) < LATE_TICKS:
             return
         elif n > 1 and not self._late[n - 1]:
-            if self._may_be_disturbed(n, now):
+            if self._is_disturbed(now) or self._slowness(n) > HOPELESS:
                 self._try(n - 1)
+            elif self._may_be_disturbed(n):
+                self._try(n - 1, spares_prompts=True)
         elif n > 1 and self._slowness(n - 1) < MARGIN * self._slowness(n):
             self._use(n - 1, "another program uses a core", now)
         elif n < self._max_threads and now >= self._settled_at + self._patience_s and self._may_be_free(now):
@@ -143,8 +153,9 @@ class ThreadGovernor:
         else:
             self._use(before, self.reason, now)
 
-    def _try(self, threads: int) -> None:
+    def _try(self, threads: int, *, spares_prompts: bool = False) -> None:
         self._before = self.threads
+        self._spares_prompts = spares_prompts
         self._late[threads].clear()
         self.threads = threads
 
@@ -155,13 +166,16 @@ class ThreadGovernor:
         self._settled_at = now
         self._core_use()  # Starts a new period: what was idle before does not count.
 
-    def _may_be_disturbed(self, n: int, now: float) -> bool:
+    def _is_disturbed(self, now: float) -> bool:
+        """Whether the kernel reports that others have used a core while this process computed."""
         if now - self._watched_at > PAUSE_S:
             self._watched_since = now
         self._watched_at = now
         use = self._core_use()
-        if use is not None and use.others >= TAKEN_CORES and now - self._watched_since >= WATCHED_S:
-            return True
+        return use is not None and use.others >= TAKEN_CORES and now - self._watched_since >= WATCHED_S
+
+    def _may_be_disturbed(self, n: int) -> bool:
+        use = self._core_use()
         undisturbed = use is not None and use.others < OTHERS_CORES
         return self._computed_s >= SETTLED_S and (self._slowness(n) > SLOWED or not undisturbed)
 

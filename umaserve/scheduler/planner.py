@@ -70,14 +70,15 @@ class Planner:
         self.started: list[Session] = []
         """Sessions that got a slot by the last plan; their reused tokens are known."""
 
-    def next(self, cost: Cost, threads: int, alone: Session | None = None) -> Work:
-        """The next tick, which may be empty. ``alone``: the only session that it may serve, if there is one."""
+    def next(self, cost: Cost, threads_for: Callable[[bool], int], alone: Session | None = None) -> Work:
+        """The next tick, which may be empty. ``threads_for``: as ``ThreadGovernor``'s. ``alone``: the only session that
+        it may serve, if there is one."""
         self.started = []
         self._take_back_slots()
         if self._division.possible and self._divide() and not self._slots.holders:
             # Beside the streams of other models, which it would hold up.
             self._neighbours.tell(self, OtherModelsLoad())
-            return moving(self._slots.take_kv_operations(), threads)
+            return moving(self._slots.take_kv_operations(), threads_for(False))
         snapshot = self._snapshot(cost, self._sessions.running() if alone is None else [alone])
         the_plan = plan(snapshot)
         for id_ in the_plan.preempt:
@@ -89,7 +90,7 @@ class Planner:
         if not snapshot.prompts:
             self._slots.close_gaps([self._sessions.get(id_) for id_, _ in the_plan.decode])
         self._last_adapters = the_plan.adapters
-        work = self._work(snapshot, the_plan, threads)
+        work = self._work(snapshot, the_plan, threads_for(bool(the_plan.prefill)))
         if work.prefill_rows:
             self._prefilled_at = snapshot.now
         self._neighbours.tell(self, seen_elsewhere(snapshot, work, self._planned_s(work, cost)))
@@ -318,6 +319,7 @@ class Planner:
             moving_s=0.0 if started or not self._division.possible else self._moving.of_sequence(session.reusable),
             target_tbt_s=request.target_tbt_s or self._targets.tbt_s,
             own_target=request.target_ttft_s is not None,
+            random=request.sampling.random,
         )
 
     # -- from the plan to the tick -------------------------------------------------------------------------------

@@ -260,7 +260,7 @@ class Scheduler:
 
     def _submit_planned(self) -> None:
         self._changes.apply()
-        work = self._planning.next(self._governor.cost, self._governor.threads, self._trials.current)
+        work = self._planning.next(self._governor.cost, self._governor.threads_for, self._trials.current)
         for session in self._planning.started:
             self._results.started(session)
         self._encoding.next(self._readiness.to_encode)

@@ -47,7 +47,7 @@ class Burst:
         """Whether the last of its ``tokens`` has to wait for a later tick."""
         if tokens < prompt.remaining or tokens == 1:
             return False
-        return tokens >= WIDE_ROWS if self._alone else self._possible
+        return tokens >= WIDE_ROWS and not prompt.random if self._alone else self._possible
 
 
 def _is_ready(prompt: Prompt) -> bool:

@@ -11,11 +11,13 @@ The rules, and why:
 3. If decoding alone exceeds that target, it can't be kept, and the deadlines for first tokens decide: prefill gets the
    share of the time that they need, from ``MIN_SHARE`` to ``MAX_SHARE``. Once a prompt has missed its deadline, prefill
    gets ``MIN_SHARE`` in any case; otherwise streams that barely keep their target would keep all prompts waiting.
-4. Without streams, a tick is limited by ``IDLE_TICK_S`` only, so that cancels and new requests are seen soon. It has
-   whole tiles of ``WIDE_ROWS`` rows, and one at least, whatever that takes: a prompt token in 32 takes 1.4 times, in 64
-   1.1 times, as long as one in 128; behind 300 others one in 32 takes 2.4 times as long as one in 64. If there is only
-   one prompt, the last token of a wide batch has its own tick, as it has when the prompt is repeated: a wide batch
-   rounds differently, and equal requests on an idle daemon are to get equal answers.
+4. Without streams, a tick takes up to ``IDLE_SHARE`` of what the prompts still take, from ``IDLE_TICK_S`` to
+   ``MAX_IDLE_TICK_S``: long ticks compute prompts up to a sixth faster, and a newcomer waits for those before it in any
+   case. A tick of background prompts takes ``IDLE_TICK_S``, since a newcomer may go before them. It has whole tiles of
+   ``WIDE_ROWS`` rows, and one at least, whatever that takes: a prompt token in 32 takes 1.4 times, in 64 1.1 times, as
+   long as one in 128; behind 300 others one in 32 takes 2.4 times as long as one in 64. If there is only one prompt,
+   the last token of a wide batch has its own tick, as it has when the prompt is repeated: a wide batch rounds
+   differently, and equal requests on an idle daemon are to get equal answers; unless they are drawn at random.
 5. Prompts are ordered by class; within a class, preempted streams go first, since their clients wait in the middle of
    an answer; then by deadline, which is the order of arrival for prompts without a target of their own. Those with one
    that have missed their deadline go behind all that have not; otherwise an overloaded daemon would serve everybody
@@ -70,7 +72,8 @@ from umaserve.sessions.engine_api import Adapters
 PREFILL_FLOOR = 1
 MIN_SHARE, MAX_SHARE = 0.15, 0.6
 MAX_SLOWDOWN = 0.25
-IDLE_TICK_S = 0.3
+IDLE_TICK_S, MAX_IDLE_TICK_S = 0.3, 1.2
+IDLE_SHARE = 0.25
 LATE_TICK_S = 0.2
 """For streams and prefill together, where the streams alone miss their target."""
 MIN_ROWS = 16
@@ -203,7 +206,7 @@ def _prefill_rows(snapshot: Snapshot, prompts: Sequence[Prompt], decode_rows: in
     beside = decode_rows > 0 or mean_s > 0 or snapshot.elsewhere.streaming
     # Of all models.
     decode_s = snapshot.elsewhere.decode_s + mean_s
-    seconds = _beside_streams_s(snapshot, prompts, decode_s, target) if beside else IDLE_TICK_S
+    seconds = _beside_streams_s(snapshot, prompts, decode_s, target) if beside else _idle_s(snapshot, prompts)
     seconds += _decodes_s(snapshot, [decode_rows]) - mean_s
     decodes = 1 + (snapshot.prompts_apart and decode_rows > 0)
     left = seconds - cost.seconds(decode_rows, 0, cached, decodes)
@@ -233,6 +236,14 @@ def _beside_streams_s(snapshot: Snapshot, prompts: Sequence[Prompt], decode_s: f
     # A tick that was planned before this model had its turn takes longer, but no target is lost for that.
     others_s = elsewhere.decode_s if lost else max(elsewhere.decode_s, elsewhere.planned_s)
     return seconds - others_s - snapshot.moving_s
+
+
+def _idle_s(snapshot: Snapshot, prompts: Sequence[Prompt]) -> float:
+    """How long a tick may be that no token waits for (rule 4)."""
+    if not prompts or is_background(prompts[0].priority, prompts[0].arrived_at, snapshot.now):
+        return IDLE_TICK_S
+    left_s = snapshot.cost.seconds(0, sum([prompt.remaining for prompt in prompts]), snapshot.cached)
+    return min(max(IDLE_SHARE * left_s, IDLE_TICK_S), MAX_IDLE_TICK_S)
 
 
 def _leaves_little(prompt: Prompt, tokens: int) -> bool:

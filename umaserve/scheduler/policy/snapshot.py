@@ -58,6 +58,8 @@ class Prompt(NamedTuple):
     """Target time between tokens of the stream that it becomes, in seconds."""
     own_target: bool = False
     """Whether its request names the target for its first token."""
+    random: bool = False
+    """Whether its answer is drawn at random, without a seed: an equal request gets another one in any case."""
 
 
 class Held(NamedTuple):
