@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from browser import BROWSER, DRIVER, MISSING, Browser
 from daemon import ANSWER_S, Daemon, serving
 from http_wire import Http, encode
 from openapi_document import DOCUMENT, check_answer
+from selenium.webdriver import Keys
+from selenium.webdriver.common.alert import Alert
 
 from umaserve.access.keys import KeyFile
 
@@ -158,6 +161,7 @@ def test_a_request_of_somebody_else_is_seen_and_ended(browser: Browser, box: Dae
             assert browser.violations() == []
             assert browser.js("return document.documentElement.scrollWidth <= innerWidth")
             assert browser.js("const p = document.querySelector('.box'); return p.scrollWidth <= p.clientWidth")
+    assert browser.one("section[aria-label=Batches][hidden]"), "this daemon keeps none"
     for client, words in ((second, "waits for a place"), (first, "writes")):
         button = row(browser, words).find_element("css selector", "button")
         button.click()
@@ -188,6 +192,63 @@ def test_models_are_moved_by_hand_and_refusals_are_in_words(browser: Browser, bo
         browser.wait(lambda: browser.one(".models button").text == "Load")
         browser.one(".models button").click()
         browser.wait(lambda: ", takes " in browser.text(".models"))
+
+
+def begin_batch(client: openai.OpenAI, requests: dict[str, dict[str, Any]]) -> str:
+    """Make a batch of completions, by their custom ids; returns its own."""
+    url: Any = "/v1/completions"
+    body = {"model": "default", "prompt": "Once upon a time", "max_tokens": 2}
+    lines = [
+        json.dumps({"custom_id": name, "method": "POST", "url": url, "body": body | wanted})
+        for name, wanted in requests.items()
+    ]
+    file = client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h").id
+
+
+@in_a_browser
+def test_a_batch_is_watched_and_cancelled(
+    opened: Browser, own_daemon: Any, tmp_path: Path, connect: Callable[[Daemon], openai.OpenAI]
+) -> None:
+    daemon = own_daemon("--http", "127.0.0.1:0", "--store", str(tmp_path / "store"))
+    opened.open(daemon.http, "box")
+    opened.wait(lambda: opened.one(".parts:not([hidden])"))
+    assert opened.one("section[aria-label=Batches][hidden]"), "there is none"
+    client, endless = connect(daemon), {"max_tokens": 2000, "ignore_eos": True}
+    ended = begin_batch(client, {"short": {}})
+    long = begin_batch(client, {"a": {}, "b": {}, "hot": {"temperature": 99}} | {f"r{i}": endless for i in range(20)})
+    item = f"[data-batch={long}]"
+    opened.wait(lambda: "1 failed" in opened.text(item))
+    assert "/v1/completions, in progress, " in opened.text(item)
+    assert " of 23" in opened.text(item)
+    assert opened.one(f"{item} strong").get_attribute("title") == long
+    other = f"[data-batch={ended}]"
+    opened.wait(lambda: "/v1/completions, completed, 1 of 1" in opened.text(other))
+    assert not opened.one(f"{other} button"), "there is nothing to cancel"
+    for each, total in ((item, 23), (other, 1)):
+        bar = opened.one(f"{each} progress")
+        assert bar.get_property("max") == total
+        assert 1 <= bar.get_property("value") <= total
+    for width, height, scheme in ((1280, 1000, "light"), (1280, 1000, "dark"), (320, 800, "light")):
+        with opened.screen(width, height, scheme):
+            opened.shoot(f"box-batches-{width}-{scheme}")
+            assert opened.violations() == []
+            assert opened.js("const p = document.querySelector('.box'); return p.scrollWidth <= p.clientWidth")
+
+    def press() -> Alert:
+        opened.one(f"{item} button").send_keys(Keys.ENTER)
+        return opened.driver.switch_to.alert
+
+    alert = press()
+    assert alert.text == f"Really cancel the batch {long}?"
+    alert.dismiss()
+    assert client.batches.retrieve(long).status == "in_progress"
+    press().accept()
+    opened.wait(lambda: "/v1/completions, cancelled, " in opened.text(item))
+    assert not opened.one(f"{item} button")
+    assert opened.driver.switch_to.active_element.get_attribute("data-batch") == long
+    assert opened.complaints() == []
+    opened.driver.get("about:blank")
 
 
 @in_a_browser

@@ -6,7 +6,7 @@ import { modelWords } from "./words.js";
 
 /** `move(path, name)` asks for a model to be loaded or unloaded; returns a promise. */
 export function modelList(move) {
-  const list = h("ul.models");
+  const list = h("ul.items.models");
   const show = shownBy(({ name }) => name, ({ name }) => item(name, move), list);
   return {
     node: h("section", { "aria-label": "Models" }, h("h2", {}, "Models"), list),

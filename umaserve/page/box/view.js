@@ -1,6 +1,7 @@
-// The box: who runs what, what waits and why, models, charts, settings; live while it is looked at.
+// The box: who runs what, what waits and why, batches, models, charts, settings; live while it is looked at.
 
 import { h } from "../dom.js";
+import { batchList } from "./batches.js";
 import { charts } from "./charts.js";
 import { modelList } from "./models.js";
 import { requestTables } from "./requests.js";
@@ -14,7 +15,8 @@ export function mount(root, app, signal) {
   const notice = h("p.hint", { role: "status" });
   const requests = requestTables((session) => post("/api/box/end", { session }, `Request ${session} is ended.`));
   const models = modelList((path, model) => post(path, { model }, ""));
-  const parts = [requests, models, charts()];
+  const batches = batchList(app.api, (id) => post(`/v1/batches/${id}/cancel`, {}, `The batch ${id} is cancelled.`));
+  const parts = [requests, batches, models, charts()];
   const shown = h("div.parts", { hidden: true }, parts.map((part) => part.node), settingsFold(app.api));
   app.bar.end.replaceChildren(change);
   root.replaceChildren(h("main.box", {}, h("div.page", {}, lost, notice, shown)));

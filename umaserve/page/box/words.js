@@ -37,6 +37,12 @@ export function modelWords({ state, progress }) {
   return state === "loading" ? `being loaded, ${Math.round(progress * 100)}%` : (MODEL_STATES[state] ?? state);
 }
 
+/** By the API's own names: who has sent a batch knows them from there. */
+export function batchWords({ endpoint, status, request_counts: { total, completed, failed } }) {
+  const state = `${endpoint}, ${status.replace("_", " ")}`;
+  return total === 0 ? state : `${state}, ${count(completed + failed)} of ${count(total)}`;
+}
+
 export function milliseconds(value) {
   return value === null ? "–" : `${Math.round(value)} ms`;
 }
