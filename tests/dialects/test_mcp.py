@@ -449,7 +449,11 @@ def test_an_answer_is_one_response() -> None:
     assert [message for output in OUTPUTS for message in body.send(0, output)] == []
     assert (body.streaming, body.done) == (False, True)
     result = json.loads(body.result())["result"]
-    assert result == {"content": [{"type": "text", "text": "Hello you"}], "isError": False}
+    assert result == {
+        "content": [{"type": "text", "text": "Hello you"}],
+        "isError": False,
+        "_meta": {"usage": {"prompt_tokens": 3, "completion_tokens": 2}},
+    }
 
 
 def test_progress_is_told_where_it_is_wanted() -> None:

@@ -7,7 +7,7 @@ import base64
 import io
 import json
 import wave
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -16,6 +16,7 @@ import pytest
 import standin_projectors as projectors
 from daemon import ANSWER_S, Daemon, serving
 from http_wire import Http, encode
+from mcp_client import MODES, with_client
 from tiny_models import tiny_model
 
 from umaserve.access.keys import KeyFile
@@ -203,21 +204,6 @@ def test_a_text_is_spoken(http: httpx.Client) -> None:
 
 # -- by the protocol's own client --------------------------------------------------------------------------------
 
-Steps = Callable[[Any], Coroutine[Any, Any, None]]
-
-
-def with_client(daemon: Daemon, mode: str, steps: Steps) -> None:
-    mcp = pytest.importorskip("mcp", reason="mcp is not installed (umaserve[peers])")
-
-    async def connected() -> None:
-        async with mcp.Client(f"http://{daemon.http}/mcp", mode=mode) as client:
-            await steps(client)
-
-    asyncio.run(connected())
-
-
-MODES = {"auto": "2026-07-28", "legacy": "2025-11-25"}
-
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_client_agrees_on_a_revision_and_calls(daemon: Daemon, mode: str) -> None:
@@ -234,7 +220,7 @@ def test_the_client_agrees_on_a_revision_and_calls(daemon: Daemon, mode: str) ->
         assert refused.is_error
         assert "prompt: expected" in refused.content[0].text
 
-    with_client(daemon, mode, steps)
+    with_client(daemon.http, mode, steps)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -248,7 +234,7 @@ def test_the_client_is_told_of_progress(daemon: Daemon, mode: str) -> None:
         said = await client.call_tool("ask", LONG | {"max_tokens": 300}, progress_callback=take)
         assert "300 tokens" in said.content[1].text
 
-    with_client(daemon, mode, steps)
+    with_client(daemon.http, mode, steps)
     assert told == sorted(told)
     assert told
 
@@ -260,7 +246,7 @@ def test_a_call_that_the_client_gives_up_ends(daemon: Daemon) -> None:
         asking.cancel()
         await asyncio.to_thread(daemon.wait_until_quiet)
 
-    with_client(daemon, "auto", steps)
+    with_client(daemon.http, "auto", steps)
 
 
 def test_two_clients_beside_each_other(daemon: Daemon) -> None:
@@ -268,4 +254,4 @@ def test_two_clients_beside_each_other(daemon: Daemon) -> None:
         said = await asyncio.gather(*(client.call_tool("ask", ASKED) for _ in range(4)))
         assert {one.content[0].text for one in said} == {said[0].content[0].text}
 
-    with_client(daemon, "auto", steps)
+    with_client(daemon.http, "auto", steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import json
@@ -12,6 +13,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import anthropic
 import httpx
@@ -20,6 +22,7 @@ import openai
 import pytest
 import trustme
 from daemon import FAR_FROM_A_TIE, READY_S, Daemon
+from mcp_client import MODES, with_client
 from openai.types.responses import Response
 from program import Program
 from redis_server import MISSING, PROGRAM, RedisServer
@@ -29,6 +32,7 @@ from umaserve.settings.model_files import default_model
 
 SECRET = "a secret of the tests"
 SECRET_FLAGS = ("--worker-secret", SECRET.replace(" ", "-"))
+LONG = {"prompt": "Count to a thousand.", "json_schema": {"type": "string", "minLength": 3000}}
 
 
 class Relay(Program):
@@ -121,6 +125,52 @@ def test_anthropics_client_may_ask_for_claude_through_the_relay(pair: tuple[Rela
         with pytest.raises(anthropic.NotFoundError) as raised:
             client.messages.batches.list()
     assert raised.value.body["error"]["type"] == "not_found_error"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_agent_calls_tools_through_the_relay(pair: tuple[Relay, Daemon], mode: str) -> None:
+    relay, daemon = pair
+    model = daemon.metrics()["model"]
+    yes = {"type": "object", "properties": {"yes": {"const": True}}, "required": ["yes"], "additionalProperties": False}
+    told: list[float] = []
+
+    async def take(progress: float, _total: float | None, _message: str | None) -> None:
+        told.append(progress)
+
+    async def steps(client: Any) -> None:
+        assert (client.protocol_version, client.server_info.name) == (MODES[mode], "umaserve")
+        listed = await client.list_tools()
+        assert [tool.name for tool in listed.tools] == ["ask", "embed", "rerank", "transcribe", "speak", "status"]
+        shown = await client.call_tool("status")
+        assert [one["name"] for one in shown.structured_content["models"]] == [model]
+        said = await client.call_tool("ask", {"prompt": "Is it so?", "json_schema": yes, "temperature": 0})
+        assert (json.loads(said.content[0].text), said.is_error) == ({"yes": True}, False)
+        said = await client.call_tool("ask", LONG | {"max_tokens": 200}, progress_callback=take)
+        assert "200 tokens" in said.content[1].text
+        for tool, arguments, words in (
+            ("ask", {}, "prompt: expected"),
+            ("ask", {"prompt": "a", "model": "nobodys"}, "no provider for model nobodys"),
+            ("rerank", {"query": "q", "documents": ["a"]}, "ranks no documents"),
+        ):
+            refused = await client.call_tool(tool, arguments)
+            assert refused.is_error
+            assert words in refused.content[0].text
+
+    with_client(relay.address, mode, steps)
+    assert told
+    assert told == sorted(told)
+
+
+def test_a_call_that_an_agent_gives_up_ends(pair: tuple[Relay, Daemon]) -> None:
+    relay, daemon = pair
+
+    async def steps(client: Any) -> None:
+        asking = asyncio.create_task(client.call_tool("ask", LONG))
+        await asyncio.to_thread(daemon.wait_for, lambda values: values["active_sessions"] == 1)
+        asking.cancel()
+        await asyncio.to_thread(daemon.wait_until_quiet)
+
+    with_client(relay.address, "auto", steps)
 
 
 def test_errors_of_the_worker_come_through_untouched(pair: tuple[Relay, Daemon]) -> None:

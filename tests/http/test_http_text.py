@@ -321,6 +321,37 @@ def test_a_worker_answers_messages(stream: bool) -> None:
     world.close()
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_worker_answers_calls_of_tools(stream: bool) -> None:
+    world = DaemonWorld(CONFIG)
+    backend, reply = DaemonBackend(world.services), Told()
+    params = {"name": "ask", "arguments": {"prompt": "Hello"}} | ({"_meta": {"progressToken": 1}} if stream else {})
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
+    headers = {"Accept": "application/json, text/event-stream", "X-Umaserve-Priority": "background"}
+    assert backend.start(Request("r-1", "m", "/mcp", stream, body, headers), reply) is not None
+    (session,) = world.sessions.running()
+    assert session.request.priority is Priority.BACKGROUND
+    put(world, Prefilled(3), Token("Hi", 1), Finished(FinishReason.STOP, Usage(3, 1)))
+    world.turn()
+    assert reply.end is not None
+    status, _headers, whole = reply.end
+    assert status == 200
+    told = "".join(map(str, reply.chunks)).removeprefix("data: ") if stream else whole
+    assert json.loads(told)["result"]["content"] == [{"type": "text", "text": "Hi"}]
+    world.close()
+
+
+def test_a_worker_answers_what_is_no_call_at_once() -> None:
+    world = DaemonWorld(CONFIG)
+    for body, status, key in (('{"jsonrpc":"2.0","id":1,"method":"ping"}', 200, "result"), ("[]", 400, "error")):
+        reply = Told()
+        assert DaemonBackend(world.services).start(Request("r-1", "m", "/mcp", False, body, {}), reply) is None
+        assert reply.end is not None
+        assert (reply.end[0], reply.end[1]) == (status, {"content-type": "application/json"})
+        assert key in json.loads(reply.end[2])
+    world.close()
+
+
 @pytest.mark.parametrize("path", ["/models/load", "/models/unload"])
 def test_models_are_not_moved_through_a_relay(path: str) -> None:
     world = DaemonWorld(CONFIG)

@@ -385,7 +385,7 @@ def test_who_asks_a_relay_for_what_only_daemons_have_is_told_what_it_carries(rel
     assert response.error["message"] == (
         "path: there is no /v1/generate: a relay forwards /api/chat, /api/embed, /api/embeddings, /api/generate, "
         "/api/show, /audio/transcriptions, /chat/completions, /chat/completions/input_tokens, /completion, "
-        "/completions, /detokenize, /embedding, /embeddings, /generate, /infill, /responses, /tokenize, "
+        "/completions, /detokenize, /embedding, /embeddings, /generate, /infill, /mcp, /responses, /tokenize, "
         "/v1/audio/speech, /v1/audio/transcriptions, /v1/audio/translations, /v1/chat/completions, "
         "/v1/chat/completions/input_tokens, /v1/completions, /v1/embeddings, /v1/messages, "
         "/v1/messages/count_tokens, /v1/responses, /v1/responses/compact, /v1/responses/input_tokens, /ws/chat; "

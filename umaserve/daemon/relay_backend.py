@@ -17,13 +17,13 @@ from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import ErrorShape
 from umaserve.dialects.responses.keeping import relay_fields
-from umaserve.dialects.routes import Conversation, OperatorsPage, Page, Posted
+from umaserve.dialects.routes import Conversation, Dispatch, Handed, OperatorsPage, Page, Posted
 from umaserve.net.channel import Channel, Handler
 from umaserve.net.loop import Loop
 from umaserve.sessions.caller import Caller
 from umaserve.wire.http_head import TRACE_HEADER, Headers
 from umaserve.wire.http_head import Request as HttpRequest
-from umaserve.wire.relay_messages import BYTES, FLOW, FORMS, WEBSOCKET, Request
+from umaserve.wire.relay_messages import FEATURES, Request
 from umaserve.worker.backend import Job, Reply, is_text
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _JSON = {"content-type": "application/json"}
 class DaemonBackend:
     """Implements ``worker.backend.Backend`` on the daemon's services."""
 
-    features = (FLOW, WEBSOCKET, BYTES, FORMS)
+    features = FEATURES
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -81,13 +81,17 @@ class DaemonBackend:
         facts = replace(self._services.facts(), resumable=False, kept_by_relay=relay_fields(headers))
         match found.route.endpoint:
             case Posted() as endpoint:
-                responder = _Responder(reply)
-                share = self._services.input_budget.share(None)
-                exchange = new_exchange(
-                    self._services, facts, endpoint, found.dialect.errors, responder, caller, share, headers
-                )
-                exchange.start(content)
-                return None if responder.ended else _Posted(responder, exchange)
+                return self._post(Handed(endpoint, errors), facts, reply, caller, headers, content)
+            case Dispatch() as dispatch:
+                try:
+                    asked = dispatch.read(facts, HttpRequest("POST", path, {}, tuple(headers.items()), content))
+                except RequestError as error:
+                    reply.complete(*_refused(errors, error))
+                    return None
+                if isinstance(asked, Handed):
+                    return self._post(asked, facts, reply, caller, headers, content)
+                reply.complete(asked[0], _mapping(asked[1]), asked[2].decode())
+                return None
             case Conversation() as endpoint:
                 wire = _Wire(self._services.loop, reply)
                 dialect = endpoint.new_dialect(replace(facts, asked_model=request.model), None)
@@ -97,11 +101,27 @@ class DaemonBackend:
                 conversation.receive(content)
                 return conversation
             case Page() as page if found.route.method == "POST" and not isinstance(page, OperatorsPage):
-                status, head, answer = _answered(page, errors, facts, path, content)
-                reply.complete(status, head, answer.decode())
+                reply.complete(*_answered(page, errors, facts, path, content))
                 return None
         reply.complete(404, _JSON, errors.of_http(404, f"path: {path[:64]} is not served through a relay").decode())
         return None
+
+    def _post(
+        self,
+        handed: Handed,
+        facts: Facts,
+        reply: Reply,
+        caller: Caller,
+        headers: Mapping[str, str],
+        content: bytes,
+    ) -> Job | None:
+        responder = _Responder(reply)
+        share = self._services.input_budget.share(None)
+        exchange = new_exchange(
+            self._services, facts, handed.endpoint, handed.errors, responder, caller, share, headers
+        )
+        exchange.start(content)
+        return None if responder.ended else _Posted(responder, exchange)
 
 
 class _Responder:
@@ -253,14 +273,19 @@ class _Frames:
 
 def _answered(
     page: Page, errors: ErrorShape, facts: Facts, path: str, content: bytes
-) -> tuple[int, Mapping[str, str], bytes]:
+) -> tuple[int, Mapping[str, str], str]:
     """Status, headers and body of a page that answers a body."""
     try:
         status, content_type, body = page.make(facts, HttpRequest("POST", path, {}, (), content))
     except RequestError as error:
-        refused = errors.reply(error)
-        return refused.status, {**_JSON, **_mapping(refused.headers)}, refused.body
-    return status, {"content-type": content_type}, body
+        return _refused(errors, error)
+    return status, {"content-type": content_type}, body.decode()
+
+
+def _refused(errors: ErrorShape, error: RequestError) -> tuple[int, Mapping[str, str], str]:
+    """Status, headers and body of the reply to a request that is refused."""
+    refused = errors.reply(error)
+    return refused.status, {**_JSON, **_mapping(refused.headers)}, refused.body.decode()
 
 
 def _mapping(headers: Headers) -> Mapping[str, str]:

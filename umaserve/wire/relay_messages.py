@@ -6,9 +6,9 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-FLOW, WEBSOCKET, BYTES, FORMS = "flow", "websocket", "bytes", "forms"
+FEATURES = FLOW, WEBSOCKET, BYTES, FORMS, MCP = "flow", "websocket", "bytes", "forms", "mcp"
 """Features that a relay and a worker may agree on at registration beyond the contract: ``Flow``, WebSocket messages,
-and bodies of replies and of requests that are not text."""
+bodies of replies and of requests that are not text, and calls of tools by the Model Context Protocol."""
 
 # -- from the worker ---------------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class AnswerBody:
         """``make`` makes the request of the arguments, ``content`` the result of the answer's text; both may raise
         ``RequestError``."""
         self.headers = cap_headers(limits)
-        self.streaming = message.progress is not None and message.takes_events
+        self.streaming = message.streams
         self.done = False
         # Without the arguments, so as not to keep a recording in memory.
         self._message = replace(message, params={})
@@ -76,7 +76,7 @@ class AnswerBody:
                 if output.elapsed_s - self._told_s >= EVERY_S:
                     return self._tell(self._prompt_tokens + self._tokens, "".join(self._untold), output.elapsed_s)
             case Finished():
-                self._response = said(self._message, self._content("".join(self._texts), output))
+                self._response = said(self._message, self._content("".join(self._texts), output), output.usage)
                 self.done = True
                 return [self._response] if self.streaming else []
         return []

@@ -55,11 +55,21 @@ class Message:
     takes_events: bool
     """Whether its client reads a stream of events."""
 
-    def response(self, result: Mapping[str, object]) -> bytes:
-        """The response with ``result``."""
-        if self.stateless:
-            result = {"resultType": "complete", "_meta": {_SERVER: SERVER}, **result}
-        return orjson.dumps({"jsonrpc": "2.0", "id": self.id, "result": result})
+    @property
+    def streams(self) -> bool:
+        """Whether an answer that takes time comes as a stream of events, with notifications about its progress."""
+        return self.progress is not None and self.takes_events
+
+    def response(self, result: Mapping[str, object], about: Mapping[str, object] | None = None) -> bytes:
+        """The response with ``result``, and what is to be told ``about`` it beside it."""
+        meta = {**({_SERVER: SERVER} if self.stateless else {}), **(about or {})}
+        whole = {
+            **({"resultType": "complete"} if self.stateless else {}),
+            **result,
+            # The last one: a relay looks for the usage at the end of a reply.
+            **({"_meta": meta} if meta else {}),
+        }
+        return orjson.dumps({"jsonrpc": "2.0", "id": self.id, "result": whole})
 
     def refused(self, code: int, message: str) -> ProtocolError:
         """The error response to it."""

@@ -50,7 +50,8 @@ REFERENCE = Reference(
             " A body has one message. The tools are ask, embed, rerank, transcribe, speak and status; tools/list has"
             " those that the server's models can serve, with their arguments. What a tool refuses is a result with"
             " isError, and the status 200. A call of a tool that has a model write is answered with a stream of events"
-            " where it has a progressToken and its Accept names text/event-stream. A closed connection ends it.",
+            " where it has a progressToken and its Accept names text/event-stream; its result has the tokens of prompt"
+            " and answer in _meta.usage. A closed connection ends it.",
             parameters=(
                 Parameter("MCP-Protocol-Version", "header", about="The revision; absent: one from before 2026-07-28."),
             ),

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from umaserve.core.errors import RequestError
+from umaserve.core.events import Usage
 from umaserve.dialects.http import ErrorReply, ErrorShape
 from umaserve.dialects.mcp.errors import ERRORS
 from umaserve.dialects.mcp.messages import Message
@@ -25,9 +26,12 @@ def sound(file: bytes, media_type: str) -> Content:
     return {"type": "audio", "data": base64.b64encode(file).decode(), "mimeType": media_type}
 
 
-def said(message: Message, content: Sequence[Content]) -> bytes:
-    """The response with what a tool says."""
-    return message.response({"content": content, "isError": False})
+def said(message: Message, content: Sequence[Content], usage: Usage | None = None) -> bytes:
+    """The response with what a tool says, and the tokens that a model took for it."""
+    about = {}
+    if usage is not None:
+        about["usage"] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+    return message.response({"content": content, "isError": False}, about)
 
 
 def found(message: Message, whole: bytes) -> bytes:

@@ -23,7 +23,7 @@ from umaserve.wire.declared import (
     whole,
 )
 
-_ABOUT_MODEL = "The name of a model, which the tool status lists. Absent: the first model that can do it."
+_ABOUT_MODEL = "The name of a model, which the tool status lists. Absent: one of the server's choice."
 
 
 class AskArguments(Declared, closed=True):

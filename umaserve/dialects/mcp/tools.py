@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -37,6 +37,9 @@ from umaserve.wire.declared import Declared
 from umaserve.wire.fields import Fields
 from umaserve.wire.schema_components import Components
 
+STATUS = "status"
+"""The tool that each server answers for itself."""
+
 Called = Handed | bytes
 """What answers a call: another endpoint, or the response itself."""
 
@@ -66,14 +69,20 @@ class Tool:
 
     def call(self, message: Message, arguments: dict[str, Any], facts: Facts) -> Called:
         """Answer a call."""
-        given = self.arguments(arguments)
+        try:
+            self.check_names(arguments)
+        except RequestError as error:
+            return failed(message, error)
+        return self.start(message, self.arguments(arguments), facts)
+
+    def check_names(self, arguments: Mapping[str, Any]) -> None:
+        """Raise ``RequestError`` unless the tool knows all of the arguments."""
         known = self.arguments.field_names()
         unknown = next((name for name in arguments if name not in known), None)
         if unknown is not None:
             # A model learns of its mistake, where a mistyped argument would be ignored in silence.
             has = f"this tool has {', '.join(sorted(known))}" if known else "this tool has none"
-            return failed(message, RequestError(Fault.BAD_REQUEST, unknown[:64], f"expected to be absent: {has}"))
-        return self.start(message, given, facts)
+            raise RequestError(Fault.BAD_REQUEST, unknown[:64], f"expected to be absent: {has}")
 
 
 def _ask(message: Message, given: AskArguments, facts: Facts) -> Handed:
@@ -247,10 +256,10 @@ TOOLS = {
             _speak,
         ),
         Tool(
-            "status",
+            STATUS,
             "Show the server",
-            "Lists the models of this server with their states and the tools that each can serve, and says how many"
-            " answers are in progress.",
+            "Lists the models of this server, with their states and the tools that each can serve where these are"
+            " known, and says how many answers are in progress.",
             StatusArguments,
             lambda _facts: True,
             _status,

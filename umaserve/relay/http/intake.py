@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from umaserve.core.errors import Fault, RequestError
+from umaserve.dialects.mcp.messages import Message
+from umaserve.dialects.mcp.tools import STATUS, Tool
 from umaserve.dialects.parameters import PRIORITY_HEADER
 from umaserve.dialects.responses.keeping import RELAY_HEADER
 from umaserve.relay.http.bodies import JSON, JsonBody, read_form_body, read_json, read_message, written
@@ -14,10 +16,10 @@ from umaserve.relay.pool.accounts import Accounts, Tally
 from umaserve.relay.pool.affinity_key import affinity_key_of
 from umaserve.relay.pool.registry import Registry
 from umaserve.relay.pool.request import Client, RelayedRequest
-from umaserve.wire.fields import string
+from umaserve.wire.fields import Fields, string
 from umaserve.wire.forwarding import end_to_end, joined, via
 from umaserve.wire.http_head import Request
-from umaserve.wire.relay_messages import BYTES, FORMS, WEBSOCKET
+from umaserve.wire.relay_messages import BYTES, FORMS, MCP, WEBSOCKET
 
 MESSAGES, SHOW, SPEECH = "/v1/messages", "/api/show", "/v1/audio/speech"
 FORM_PATHS = ("/v1/audio/transcriptions", "/audio/transcriptions", "/v1/audio/translations")
@@ -129,17 +131,48 @@ class Intake:
             tally=self._tally(client_name),
         )
 
+    def call(
+        self,
+        request: Request,
+        message: Message,
+        tool: Tool,
+        arguments: Mapping[str, Any],
+        client_name: str,
+        client: Client,
+    ) -> RelayedRequest:
+        """A request from a call of a tool with these arguments, in which its worker finds the model that was chosen."""
+        model = ""
+        if "model" in tool.arguments.field_names():
+            named = Fields(arguments).string("model", max_bytes=MAX_NAME_BYTES)
+            model = self._model(named, client_name, known_by=f"the tool {STATUS}")
+            arguments = {**arguments, "model": model}
+        params = {**message.params, "arguments": arguments}
+        return RelayedRequest(
+            id=self._new_id(),
+            model=model,
+            path=request.path,
+            is_streaming=message.streams,
+            body=written({"jsonrpc": "2.0", "id": message.id, "method": message.method, "params": params}),
+            headers=self._headers(request, client_name, JSON),
+            client=client,
+            needs=MCP,
+            beginning=self._beginning(arguments, (client_name, model)),
+            tally=self._tally(client_name),
+        )
+
     def _tally(self, client_name: str) -> Tally | None:
         return self._accounts.tally(client_name) if self._accounts else None
 
-    def _model(self, named: str | None, client_name: str, *, aliases: bool = False) -> str:
+    def _model(
+        self, named: str | None, client_name: str, *, aliases: bool = False, known_by: str = "GET /v1/models"
+    ) -> str:
         """The model of a request that names this one; raises ``RequestError`` where it is not certain, or not the
-        client's."""
+        client's. ``known_by``: what lists the models."""
         model = self.model_for(named, aliases=aliases) or named
         if self._accounts and model is not None:
             self._accounts.check_model(client_name, model)
         if model is None:
-            expected = "a name that GET /v1/models lists, since there is not exactly one model"
+            expected = f"a name that {known_by} lists, since there is not exactly one model"
             raise RequestError(Fault.BAD_REQUEST, "model", f"expected {expected}, got null")
         return model
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from umaserve.dialects.mcp.reference import ERRORS as MCPS_ERRORS
+from umaserve.dialects.mcp.reference import REFERENCE as MCP
 from umaserve.dialects.reference import Body, Errors, Frame, Operation, Parameter, Reference, Reply, upgraded
 from umaserve.dialects.responses.conversations_reference import CONVERSATIONS
 from umaserve.relay.http.admin_reference import FOR_ADMINISTRATORS
@@ -205,6 +207,16 @@ REFERENCE = Reference(
             replies={"200": Reply("OK", json=Response)},
         ),
         **{at: replace(operation, tag="relay") for at, operation in CONVERSATIONS.items()},
+        ("POST", "/mcp"): replace(
+            MCP.operations["POST", "/mcp"],
+            about=(
+                "As a daemon's /mcp, which its own reference describes. The relay lists the tools and answers status;"
+                " the other tools are calls that a worker answers, which must be a daemon. A call without a model means"
+                " the only or default one."
+            ),
+            tag="relay",
+            errors=MCPS_ERRORS,
+        ),
         ("POST", "/v1/embeddings"): _relayed("embed", "OpenAI's embeddings", _EVENTS),
         ("POST", "/api/chat"): _relayed("ollamaChat", "Ollama's chats", _LINES),
         ("POST", "/api/generate"): _relayed("ollamaGenerate", "Ollama's generations", _LINES),

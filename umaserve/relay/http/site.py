@@ -13,6 +13,7 @@ from umaserve.access.gate import SUBPROTOCOL, Gate, check_form, check_json
 from umaserve.core.errors import RequestError
 from umaserve.dialects.anthropic.errors import ERRORS as ANTHROPICS_ERRORS
 from umaserve.dialects.http import ErrorReply
+from umaserve.dialects.mcp.errors import ERRORS as MCPS_ERRORS
 from umaserve.dialects.ollama.errors import ERRORS as OLLAMAS_ERRORS
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.http.connection import HttpConnection, HttpLimits, Serve
@@ -24,6 +25,7 @@ from umaserve.relay.http.exchange import RelayExchange
 from umaserve.relay.http.intake import ANTHROPIC_HEADER, FORM_PATHS, MESSAGES, SHOW, SPEECH, Intake
 from umaserve.relay.http.pages import PROBES, Pages
 from umaserve.relay.http.responses import RESPONSES, Responses
+from umaserve.relay.http.tools import Tools
 from umaserve.relay.http.worker_link import LinkLimits, WorkerLink
 from umaserve.relay.pool.accounts import Accounts
 from umaserve.relay.pool.pool import Pool
@@ -36,6 +38,7 @@ log = logging.getLogger(__name__)
 CONNECT = "/v1/worker/connect"
 ADMIN = "/admin/"
 OLLAMAS = "/api/"
+MCP = "/mcp"
 ANTHROPIC_PATHS = frozenset((MESSAGES, f"{MESSAGES}/count_tokens"))
 RELAYED = frozenset(
     (
@@ -104,11 +107,14 @@ class RelaySite:
         self._admin = admin
         self._intake = Intake(pool.workers, config.default_model, doors.accounts, by_prefix=config.route_by == "prefix")
         self._responses = Responses(loop, pool, self._intake, self.input_budget)
+        self._tools = Tools(pool, self._intake, doors.accounts)
         self._pages = Pages(pool, self._intake, config.provider, metrics, leaving, self._check_key, doors.accounts)
 
     def error_reply(self, path: str, headers: Collection[str], error: RequestError | Refusal) -> ErrorReply:
         if path.startswith(OLLAMAS):
             return OLLAMAS_ERRORS.reply(error)
+        if path == MCP:
+            return MCPS_ERRORS.reply(error)
         anthropic = path.startswith(MESSAGES) or ANTHROPIC_HEADER in headers
         return (ANTHROPICS_ERRORS if anthropic and path not in RELAYED - ANTHROPIC_PATHS else ERRORS).reply(error)
 
@@ -141,6 +147,8 @@ class RelaySite:
             return ("POST",), self._relay
         if path in CONVERSATIONS:
             return ("GET",), self._converse
+        if path == MCP:
+            return ("POST",), self._serve_tools
         if path == CONNECT:
             return ("GET",), self._connect_worker
         if path.startswith(ADMIN):
@@ -149,7 +157,7 @@ class RelaySite:
             return found
         page = self._pages.find(path)
         if page is None:
-            carried = ", ".join(sorted(RELAYED | CONVERSATIONS))
+            carried = ", ".join(sorted(RELAYED | CONVERSATIONS | {MCP}))
             other = "ask a daemon directly for anything else"
             raise Refusal(404, f"path: there is no {path[:64]}: a relay forwards {carried}; {other}")
         return ("GET", "HEAD"), page
@@ -210,6 +218,9 @@ class RelaySite:
             max_bytes=self._config.max_body_bytes,
         )
         connection.hand_over(conversation, rest)
+
+    def _serve_tools(self, connection: HttpConnection, request: Request) -> None:
+        self._tools.serve(connection, request, self._check_key(request))
 
     # -- workers -------------------------------------------------------------------------------------------------
 

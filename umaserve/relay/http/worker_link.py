@@ -15,10 +15,7 @@ from umaserve.relay.pool.pool import Pool
 from umaserve.relay.pool.worker import Worker
 from umaserve.wire.relay_codec import accepted_models, encode, parse_from_worker
 from umaserve.wire.relay_messages import (
-    BYTES,
-    FLOW,
-    FORMS,
-    WEBSOCKET,
+    FEATURES,
     FromProxy,
     ModelsUpdate,
     Ping,
@@ -186,7 +183,7 @@ class WorkerLink:
                 Fault.BAD_REQUEST, "protocol_version", f'expected "1", got "{message.protocol_version[:64]}"'
             )
         models, warnings = accepted_models(message.models, self._limits.models)
-        features = [feature for feature in (FLOW, WEBSOCKET, BYTES, FORMS) if feature in message.features]
+        features = [feature for feature in FEATURES if feature in message.features]
         worker = self._pool.register(
             self,
             message.worker_name,

@@ -37,6 +37,7 @@ from umaserve.relay.pool.worker import Link, Worker
 from umaserve.wire.relay_messages import (
     BYTES,
     FORMS,
+    MCP,
     WEBSOCKET,
     CancelReason,
     GracefulShutdown,
@@ -54,6 +55,7 @@ LACKING = {
     "relay",
     FORMS: "form: no worker with this model takes forms with files: have an umaserve daemon or worker work for the "
     "relay",
+    MCP: "tool: no worker with this model has tools of MCP: have an umaserve daemon work for the relay",
 }
 """The error of a request that needs a feature which no worker with its model has."""
 SHUTTING_DOWN = "the relay is shutting down"

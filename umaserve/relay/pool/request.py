@@ -57,7 +57,7 @@ class RelayedRequest:
 
     id: str
     model: str
-    """Name of the model; empty means any model, for WebSockets only."""
+    """Name of the model; empty means any model, for WebSockets and for tools without one."""
     path: str
     is_streaming: bool
     body: str | bytes
