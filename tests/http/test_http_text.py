@@ -184,6 +184,30 @@ def test_errors_have_the_form_of_the_api_that_was_asked(
     assert b'{"error":' in world.received(), "each request on a connection has its own"
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/files"),
+        ("GET", "/v1/files?limit=3"),
+        ("GET", "/v1/files/file_1"),
+        ("DELETE", "/v1/files/file_1"),
+        ("GET", "/v1/files/file_1/content"),
+    ],
+)
+def test_anthropics_clients_are_told_that_no_files_are_kept(world: HttpWorld, method: str, path: str) -> None:
+    form = "Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 100"
+    sent = f"\r\n{form}" if method == "POST" else ""
+    world.send(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{VERSION}{sent}\r\n\r\n".encode())
+    head, _, body = world.received().removesuffix(b"<closed>").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 404")
+    path = path.partition("?")[0]
+    assert json.loads(body)["error"] == {
+        "type": "not_found_error",
+        "message": f"path: there is no {path}: no files are kept for this API: send images, and documents as text, in"
+        " the messages of /v1/messages",
+    }
+
+
 # -- why nothing was reused --------------------------------------------------------------------------------------
 
 MISS = CacheMiss(411, 530, 'say "date": 2026-11-', "23\n", "22\n")

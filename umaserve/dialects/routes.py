@@ -208,6 +208,13 @@ class KeptEvents:
 
 
 @dataclass(frozen=True, slots=True)
+class Absent:
+    """Nothing, by no method; ``instead`` says what to do."""
+
+    instead: str
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     """A path's method and endpoint. ``public``: no key is needed. ``operators``: it is for those only."""
 
@@ -225,6 +232,7 @@ class Route:
         | Echo
         | Watch
         | KeptEvents
+        | Absent
     )
     public: bool = False
     operators: bool = False

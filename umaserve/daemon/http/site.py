@@ -23,6 +23,7 @@ from umaserve.daemon.services import Services
 from umaserve.dialects import sse
 from umaserve.dialects.http import ErrorReply
 from umaserve.dialects.routes import (
+    Absent,
     Conversation,
     Dispatch,
     Document,
@@ -81,6 +82,9 @@ class DaemonSite:
             return functools.partial(self._tell_methods, None)
         found = self._routes.find(head.path, (name for name, _value in head.headers))
         instead = self._routes.instead(head.method, head.path)
+        if found is not None and isinstance(found.route.endpoint, Absent):
+            instead = found.route.endpoint.instead
+            found = None
         if found is None:
             raise Refusal(404, f"path: there is no {head.path[:64]}: {instead or 'see /openapi.json'}")
         if head.method == "OPTIONS":
