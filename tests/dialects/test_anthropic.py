@@ -21,6 +21,7 @@ from umaserve.dialects.anthropic.errors import error_body, http_error
 from umaserve.dialects.anthropic.messages import MessageBody
 from umaserve.dialects.anthropic.models import model, models
 from umaserve.dialects.anthropic.requests import count_request
+from umaserve.dialects.anthropic.schemas import AnthropicModels
 from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.skipped_tools import log_ignored
@@ -461,6 +462,9 @@ def test_several_models():
     told = page("/v1/models", n_models=2)
     assert (told["data"], told["first_id"], told["last_id"]) == ([MODEL, unread], "small-1", "large-2")
     assert page("/v1/models", n_models=2, after_id="small-1")["data"] == [unread]
+    more = page("/v1/models", n_models=2, limit="1")["has_more"]
+    assert more is True
+    jsonschema.validate(more, AnthropicModels.schema()["properties"]["has_more"])
     assert page("/v1/models/large-2", n_models=2) == unread
     assert page("/v1/models/claude-sonnet-4-5", n_models=2) == MODEL
 

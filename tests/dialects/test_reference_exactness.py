@@ -61,6 +61,7 @@ DIFFERENCES: dict[str, str] = {
     "/v1/responses.*/properties/conversation/": "conversations are kept",
     "/v1/responses.*/responses/200/.*/required$": "a response repeats both penalties",
     "/v1/models.*/required": "the context is told of models that were never loaded, too",
+    "/v1/models/get/.*/anyOf/0/properties/has_more/": "in Anthropic's form there may be another page",
     "/lora-adapters/get/.*/properties/scale/": "operators may set it",
     "/v1/messages.*/properties/tool_choice/": "the type tool comes with a name",
 }

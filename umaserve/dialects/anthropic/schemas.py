@@ -59,7 +59,7 @@ class AnthropicModel(Declared):
 
 class AnthropicModels(Declared):
     data = required(array(AnthropicModel))
-    has_more = required(const(False))
+    has_more = required(boolean())
     first_id = nullable(string())
     last_id = nullable(string())
 
