@@ -166,6 +166,19 @@ class Targets(Declared):
     slo = optional(_Slo, "Latencies to aim for, in milliseconds.")
 
 
+def list_of(item: type[Declared]) -> Kind[Any]:
+    """A page of a list in OpenAI's form; ``item``: one of the list."""
+
+    class Page(Declared):
+        object_ = required(const("list"))
+        data = required(array(item))
+        first_id = nullable(string())
+        last_id = nullable(string())
+        has_more = required(boolean())
+
+    return Kind(Page.schema())
+
+
 class TextItem(Declared):
     type = required(const("text"))
     text = required(string())

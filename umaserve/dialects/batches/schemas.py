@@ -10,15 +10,16 @@ from umaserve.dialects.batches.states import Status
 from umaserve.dialects.batches.stored_batch import WINDOW
 from umaserve.dialects.batches.stored_file import INPUT, PURPOSES
 from umaserve.dialects.responses.schemas import METADATA
+from umaserve.dialects.schemas import list_of
 from umaserve.wire import fields
 from umaserve.wire.declared import (
     Declared,
     Kind,
     array,
-    boolean,
     choice,
     const,
     mapping,
+    named,
     nullable,
     omittable,
     optional,
@@ -80,12 +81,7 @@ class FileReply(Declared):
     status = required(const("processed"))
 
 
-class ListFilesReply(Declared):
-    object_ = required(const("list"))
-    data = required(array(FileReply))
-    first_id = nullable(string())
-    last_id = nullable(string())
-    has_more = required(boolean())
+ListFilesReply = named("ListFilesReply", list_of(FileReply))
 
 
 class DeleteFileReply(Declared):
@@ -151,9 +147,4 @@ class BatchReply(Declared):
     metadata = nullable(mapping(string()))
 
 
-class ListBatchesReply(Declared):
-    object_ = required(const("list"))
-    data = required(array(BatchReply))
-    first_id = nullable(string())
-    last_id = nullable(string())
-    has_more = required(boolean())
+ListBatchesReply = named("ListBatchesReply", list_of(BatchReply))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from umaserve.dialects.reference import Body, Operation, Parameter, Reply, query_of
+from umaserve.dialects.reference import Body, Described, Operation, Parameter, Reply, query_of
 from umaserve.dialects.responses.conversations import PATH
 from umaserve.dialects.responses.kept_schemas import (
     ConversationItems,
@@ -18,7 +18,6 @@ from umaserve.dialects.responses.reply_schemas import (
     KeptItem,
     ListItemsReply,
 )
-from umaserve.wire.declared import Declared
 
 _ONE = f"{PATH}/{{conversation_id}}"
 _ITEMS = f"{_ONE}/items"
@@ -31,7 +30,7 @@ def _operation(
     name: str,
     summary: str,
     about: str = "",
-    reply: type[Declared] = ConversationReply,
+    reply: Described = ConversationReply,
     body: Body | None = None,
     query: Sequence[Parameter] = (),
 ) -> Operation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from umaserve.dialects.openai.reference import ERRORS
-from umaserve.dialects.reference import MAX_TOKENS, Body, Operation, Parameter, Reference, Reply, query_of
+from umaserve.dialects.reference import MAX_TOKENS, Body, Described, Operation, Parameter, Reference, Reply, query_of
 from umaserve.dialects.responses.conversations_reference import CONVERSATIONS
 from umaserve.dialects.responses.kept_schemas import ItemsQuery
 from umaserve.dialects.responses.reply_schemas import (
@@ -17,7 +17,6 @@ from umaserve.dialects.responses.reply_schemas import (
     ResponseEvent,
 )
 from umaserve.dialects.responses.schemas import CompactionRequest, ResponseRequest
-from umaserve.wire.declared import Declared
 
 _COLOURS = "Name three colours."
 _EXAMPLES = {
@@ -71,7 +70,7 @@ _EXAMPLES = {
 
 
 def _of_one(
-    name: str, summary: str, about: str, reply: type[Declared] = Response, query: Sequence[Parameter] = ()
+    name: str, summary: str, about: str, reply: Described = Response, query: Sequence[Parameter] = ()
 ) -> Operation:
     """An operation with a response that is kept."""
     parameters = (Parameter("response_id", "path"), *query)

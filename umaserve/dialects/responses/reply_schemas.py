@@ -6,6 +6,7 @@ from typing import Any
 
 from umaserve.dialects.openai.reply_schemas import Scored
 from umaserve.dialects.responses.schemas import STATUS
+from umaserve.dialects.schemas import list_of
 from umaserve.wire.declared import (
     Declared,
     Kind,
@@ -237,12 +238,7 @@ class KeptItem(Declared, also={"additionalProperties": True}):
     type = required(string())
 
 
-class ListItemsReply(Declared):
-    object_ = required(const("list"))
-    data = required(array(KeptItem))
-    first_id = nullable(string())
-    last_id = nullable(string())
-    has_more = required(boolean())
+ListItemsReply = named("ListItemsReply", list_of(KeptItem))
 
 
 class ConversationReply(Declared):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from umaserve.dialects.openai.reply_schemas import CodexModel
+from umaserve.dialects.schemas import list_of
 from umaserve.wire.declared import (
     Declared,
     any_of,
@@ -160,12 +161,7 @@ class _DataItem(Declared, also={"additionalProperties": True}):
     type = required(string())
 
 
-class ListInputItemsReply(Declared):
-    object_ = required(const("list"))
-    data = required(array(_DataItem))
-    first_id = nullable(string())
-    last_id = nullable(string())
-    has_more = required(boolean())
+ListInputItemsReply = named("ListInputItemsReply", list_of(_DataItem))
 
 
 class TranscribeBody(Declared):
