@@ -102,13 +102,14 @@ def test_a_share_is_of_the_latest_and_whole_where_nothing_was_missed() -> None:
 def test_the_snapshot_is_flat_and_rounded() -> None:
     metrics = ServingMetrics()
     metrics.tokens_generated = 3
-    metrics.observe_tick(0.0123456789, 3, over_budget=True, throttled=False)
+    metrics.observe_tick(0.0123456789, 3, 2, over_budget=True, throttled=False)
     metrics.observe_first_token(UDS, 0.25)
     metrics.observe_start(UDS, 0.125)
     snapshot = metrics.snapshot()
     assert snapshot["tokens_generated_total"] == 3
     assert snapshot["decode_ms_last"] == 12.346
     assert (snapshot["batch_calls_total"], snapshot["last_batch_size"]) == (1, 3)
+    assert snapshot["batch_sessions_total"] == 2
     assert (snapshot["ticks_over_budget_total"], snapshot["prefill_throttled_ticks_total"]) == (1, 0)
     assert snapshot["queue_ms_p95"] == 125.0
     assert (snapshot["ttft_ms_p50"], snapshot["ttft_ms_p95"], snapshot["tbt_ms_p50"]) == (250.0, 250.0, 0.0)
@@ -222,7 +223,7 @@ def test_the_ends_that_alerts_and_the_dashboard_ask_for_are_among_them() -> None
 
 def test_ticks_are_a_histogram_too() -> None:
     metrics = ServingMetrics()
-    metrics.observe_tick(0.02, 1, over_budget=False, throttled=False)
+    metrics.observe_tick(0.02, 1, 1, over_budget=False, throttled=False)
     family = exposed(metrics, {})["umaserve_tick_seconds"]
     assert (family.type, sample(family, "umaserve_tick_seconds_count")) == ("histogram", 1)
 

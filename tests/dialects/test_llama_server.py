@@ -677,12 +677,17 @@ def test_bad_embedding_requests(values: dict[str, Any], said: str) -> None:
 
 def test_metrics_have_llama_servers_names() -> None:
     values = {"prompt_tokens_total": 30, "prompt_seconds_total": 1.5, "active_sessions": 2, "name": "x"}
+    values |= {"batch_sessions_total": 30, "batch_calls_total": 12, "longest_sequence_tokens": 99}
     told = llama_metrics(values).decode().splitlines()
     assert "# TYPE llamacpp:prompt_tokens_total counter" in told
     assert "llamacpp:prompt_tokens_total 30" in told
     assert "llamacpp:prompt_tokens_seconds 20.0" in told
     assert "llamacpp:requests_processing 2" in told
     assert "llamacpp:predicted_tokens_seconds 0.0" in told
+    assert "# TYPE llamacpp:n_busy_slots_per_decode gauge" in told
+    assert "llamacpp:n_busy_slots_per_decode 2.5" in told
+    assert "# TYPE llamacpp:n_tokens_max counter" in told
+    assert "llamacpp:n_tokens_max 99" in told
 
 
 @pytest.mark.parametrize("wanted", [False, True])

@@ -167,6 +167,7 @@ def test_guesses_change_no_answer_and_many_are_right(own_daemon):
         assert guessing.text(prompt, **fields) == plain.text(prompt, **fields)
     values = guessing.metrics()
     assert values["draft_tokens_total"] >= values["draft_tokens_accepted_total"] > 0
+    assert values["draft_tokens_total"] >= values["drafts_total"] > 0
     assert values["batch_calls_total"] < plain.metrics()["batch_calls_total"]
     assert plain.metrics()["draft_tokens_total"] == 0
 

@@ -84,6 +84,9 @@ def test_text_that_decodes_goes_on_while_media_wait_and_are_encoded() -> None:
     finish(world)
     assert answered(stream) == expected(world, stream)
     assert answered(client) == expected(world, client)
+    slots = [{run.slot for run in tick.runs} for tick in world.engine.ticks]
+    assert any(len(each) < len(tick.runs) for each, tick in zip(slots, world.engine.ticks, strict=True))
+    assert world.scheduler.metrics.batch_sessions == sum(map(len, slots)), "a prompt in two pieces is one"
 
 
 def test_the_same_image_is_encoded_once_and_its_cells_are_found_again() -> None:

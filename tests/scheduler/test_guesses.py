@@ -42,6 +42,8 @@ def test_guesses_change_nothing_but_the_number_of_ticks(draft_tokens: bool, draf
     metrics = world.scheduler.metrics
     assert (ticks < 60) == (metrics.draft_tokens_accepted > 20) == draft_tokens
     assert metrics.draft_tokens >= metrics.draft_tokens_accepted >= 0
+    assert metrics.draft_tokens >= metrics.drafts
+    assert (metrics.drafts > 0) == draft_tokens
     assert (sum(per_tick(world)) > 0) == draft_tokens
     assert any(tick.drafts for tick in world.engine.ticks) == (draft_tokens and drafts)
     world.finish()

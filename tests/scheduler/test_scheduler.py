@@ -111,6 +111,20 @@ def test_streams_run_side_by_side(world: SchedulerWorld) -> None:
         world.arrive(f"{number}", max_tokens=30)
     world.finish()
     assert sum(len(tick.runs) == 4 for tick in world.engine.ticks) >= 10
+    assert world.scheduler.metrics.batch_sessions == sum(len(tick.runs) for tick in world.engine.ticks)
+
+
+def test_the_longest_sequence_is_told_while_it_grows_and_afterwards(world: SchedulerWorld) -> None:
+    metrics = world.scheduler.metrics
+    long = world.arrive(LONG, max_tokens=30)
+    world.turn_until(lambda: len(long.tokens) > 5)
+    assert metrics.longest_sequence == long.session.computed > len(LONG)
+    world.turn_until(lambda: long.end)
+    longest = metrics.longest_sequence
+    assert longest >= len(LONG) + len(long.text) - 1
+    world.arrive("short", max_tokens=3)
+    world.finish()
+    assert metrics.longest_sequence == longest
 
 
 def test_the_end_token_is_neither_sent_nor_counted(world: SchedulerWorld) -> None:

@@ -117,6 +117,12 @@ class ServingMetrics:
         self.generation_s = 0.0
         """Time from answers' first tokens to their last, of ended requests."""
         self.last_batch_size = 0
+        self.batch_sessions = 0
+        """Requests of each tick, summed up."""
+        self.longest_sequence = 0
+        """Tokens of the longest sequence so far."""
+        self.drafts = 0
+        """Times that draft tokens of a request were verified."""
         self.draft_tokens = 0
         self.draft_tokens_accepted = 0
         self.ticks_over_budget = 0
@@ -176,8 +182,9 @@ class ServingMetrics:
             for end in WATCHED_ENDS:
                 self._requests.labels(dialect, model, end)
 
-    def observe_tick(self, seconds: float, rows: int, *, over_budget: bool, throttled: bool) -> None:
+    def observe_tick(self, seconds: float, rows: int, sessions: int, *, over_budget: bool, throttled: bool) -> None:
         self.last_batch_size = rows
+        self.batch_sessions += sessions
         self.ticks_over_budget += over_budget
         self.ticks_throttled += throttled
         self._new_ticks.append(seconds)
@@ -240,7 +247,9 @@ class ServingMetrics:
             "media_chunks_encoded_total": self.chunks_encoded,
             "engine_crashes_total": self.engine_crashes,
             "batch_calls_total": self.ticks.count,
+            "batch_sessions_total": self.batch_sessions,
             "last_batch_size": self.last_batch_size,
+            "longest_sequence_tokens": self.longest_sequence,
             "decode_ms_last": round(self.ticks.last, 3),
             "decode_ms_ewma": round(self.ticks.ewma, 3),
             "decode_ms_min": round(self.ticks.min, 3),
@@ -254,6 +263,7 @@ class ServingMetrics:
             "slo_tbt_attained_ratio": self.tbt_attained.ratio,
             "ticks_over_budget_total": self.ticks_over_budget,
             "prefill_throttled_ticks_total": self.ticks_throttled,
+            "drafts_total": self.drafts,
             "draft_tokens_total": self.draft_tokens,
             "draft_tokens_accepted_total": self.draft_tokens_accepted,
         }

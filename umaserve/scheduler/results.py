@@ -125,6 +125,8 @@ class Results:
         # Of its draft tokens, the sequence holds the accepted ones: all sampled tokens but the last, which may be late.
         accepted = len(tokens) if late else max(0, len(tokens) - 1)
         session.computed += len(run.tokens) - run.draft_tokens + accepted
+        if session.computed > self._metrics.longest_sequence:
+            self._metrics.longest_sequence = session.computed
         if session.state is State.PREFILL:
             self._planning.prefilled(session)
             self._tell_progress(session)
@@ -158,6 +160,7 @@ class Results:
         self._sessions.put(session, Prefilling(len(prepared.tokens), session.reused, session.computed, elapsed_s))
 
     def _count_draft_tokens(self, session: Session, draft_tokens: int, right: int, *, drafted: bool) -> None:
+        self._metrics.drafts += draft_tokens > 0
         self._metrics.draft_tokens += draft_tokens
         self._metrics.draft_tokens_accepted += right
         if drafted:

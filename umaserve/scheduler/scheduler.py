@@ -317,7 +317,8 @@ class Scheduler:
             if work.scored_rows and work.tick.threads == self._engine.capacity.threads:
                 self._planning.scored(work, self._governor.learned, result.seconds)
             over = work.budget_s is not None and result.seconds > work.budget_s
-            self.metrics.observe_tick(result.seconds, sum(rows), over_budget=over, throttled=work.throttled)
+            n_sessions = len({*work.sessions})  # A prompt in several pieces is there several times.
+            self.metrics.observe_tick(result.seconds, sum(rows), n_sessions, over_budget=over, throttled=work.throttled)
 
     # -- state and metrics ---------------------------------------------------------------------------------------
 
