@@ -282,11 +282,13 @@ def test_rule_4_the_rest_of_a_prompt_is_not_left_for_a_tick_without_a_tile(remai
     assert done.prefill[0] == (1, rows)
 
 
-@pytest.mark.parametrize(("remaining", "rows"), [(1000, 256), (640, 192), (500, 128), (10_000, 512)])
+@pytest.mark.parametrize(("remaining", "rows"), [(1000, 256), (700, 192), (500, 128), (10_000, 512)])
 def test_rule_4_a_tick_takes_a_share_of_what_the_prompts_still_take(remaining: int, rows: int):
     cost = Cost(fixed_s=0.0, decode_row_s=0.0, prefill_row_s=IDLE_TICK_S / 128.5, attention_s=0.0)
-    waiting = [prompt(1, remaining=remaining, started=True), prompt(2, remaining=20, priority=BACKGROUND)]
-    assert prefilled(plan(snapshot(waiting, cached=0, cost=cost, batch_tokens=2048))) == rows
+    alone = prompt(1, remaining=remaining, started=True)
+    assert prefilled(plan(snapshot([alone], cached=0, cost=cost, batch_tokens=2048))) == rows
+    several = [alone, prompt(2, remaining=20_000)]
+    assert prefilled(plan(snapshot(several, cached=0, cost=cost, batch_tokens=2048))) == 512
 
 
 def test_the_rest_of_a_prompt_is_left_where_the_batch_is_full():
@@ -862,6 +864,14 @@ PLANS = {
         snapshot([prompt(1, remaining=WIDE_ROWS - 1)], cost=FREE),
         did((), ((1, WIDE_ROWS - 1),)),
     ),
+    "all but the last token of one whose burst takes longer": (
+        snapshot(
+            [prompt(1), prompt(2, remaining=300), prompt(3, remaining=300)],
+            cost=Cost(0.0, 0.0, MAX_IDLE_TICK_S / 128.5),
+            prompts_apart=True,
+        ),
+        did((), ((1, 9),)),
+    ),
     "all but the last tokens of a burst": (
         snapshot([prompt(1, remaining=WIDE_ROWS), prompt(2)], cost=Cost(0.0, 0.0, 1e-6), prompts_apart=True),
         did((), ((1, WIDE_ROWS - 1), (2, 9))),
@@ -871,8 +881,12 @@ PLANS = {
         did((), ((1, WIDE_ROWS), (2, 10))),
     ),
     "a computed one waits for its burst": (
-        snapshot([prompt(1, remaining=1, started=True), prompt(2)], cost=FREE, prompts_apart=True),
-        did((), ((2, 9),)),
+        snapshot(
+            [prompt(1, remaining=1, started=True), prompt(2, remaining=300)],
+            cost=Cost(0.0, 0.0, MAX_IDLE_TICK_S / 128.5),
+            prompts_apart=True,
+        ),
+        did((), ((2, 128),)),
     ),
     "the last tokens of a burst together": (
         snapshot([prompt(number, remaining=1, started=True) for number in (1, 2, 3)], cost=FREE, prompts_apart=True),

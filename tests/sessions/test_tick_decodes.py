@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from umaserve.sessions.decodes import WIDE_ROWS, decodes
+from umaserve.sessions.decodes import SHARED_ROWS, WIDE_ROWS, decodes
 from umaserve.sessions.engine_api import Run, Span
 
 STREAM = Run(0, 9, [1], object())
 DRAFTED = Run(1, 9, [1, 2, 3], object(), draft_tokens=2)
 LATE = Run(2, 9, [], object())
 SHORT = Run(3, 0, [1] * (WIDE_ROWS // 3), None)
+FITTING = SHARED_ROWS // len(SHORT.tokens)
 LONG = Run(4, 0, [1] * WIDE_ROWS, None)
 
 
@@ -20,7 +21,7 @@ LONG = Run(4, 0, [1] * WIDE_ROWS, None)
         ([], [], []),
         ([LATE], [], []),
         ([STREAM, DRAFTED, LATE, STREAM], [[0, 1, 3]], [[0, 1, 3]]),
-        ([SHORT] * 4, [[0, 1, 2], [3]], [[0, 1, 2, 3]]),
+        ([SHORT] * (FITTING + 1), [[*range(FITTING)], [FITTING]], [[*range(FITTING + 1)]]),
         ([LONG, SHORT, SHORT, LONG, SHORT], [[0], [1, 2], [3], [4]], [[0, 1, 2, 3, 4]]),
         ([STREAM, LONG, SHORT, STREAM, SHORT], [[0, 3], [1], [2, 4]], [[0, 1, 2, 3, 4]]),
     ],

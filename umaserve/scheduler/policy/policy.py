@@ -11,13 +11,14 @@ The rules, and why:
 3. If decoding alone exceeds that target, it can't be kept, and the deadlines for first tokens decide: prefill gets the
    share of the time that they need, from ``MIN_SHARE`` to ``MAX_SHARE``. Once a prompt has missed its deadline, prefill
    gets ``MIN_SHARE`` in any case; otherwise streams that barely keep their target would keep all prompts waiting.
-4. Without streams, a tick takes up to ``IDLE_SHARE`` of what the prompts still take, from ``IDLE_TICK_S`` to
-   ``MAX_IDLE_TICK_S``: long ticks compute prompts up to a sixth faster, and a newcomer waits for those before it in any
-   case. A tick of background prompts takes ``IDLE_TICK_S``, since a newcomer may go before them. It has whole tiles of
-   ``WIDE_ROWS`` rows, and one at least, whatever that takes: a prompt token in 32 takes 1.4 times, in 64 1.1 times, as
-   long as one in 128; behind 300 others one in 32 takes 2.4 times as long as one in 64. If there is only one prompt,
-   the last token of a wide batch has its own tick, as it has when the prompt is repeated: a wide batch rounds
-   differently, and equal requests on an idle daemon are to get equal answers; unless they are drawn at random.
+4. Without streams, a tick takes up to ``MAX_IDLE_TICK_S``, and of a lone prompt up to ``IDLE_SHARE`` of what it still
+   takes, ``IDLE_TICK_S`` at least: long ticks compute prompts up to a sixth faster, and a newcomer waits for those
+   before it in any case, unless it can still join a burst (rule 10). A tick of background prompts takes
+   ``IDLE_TICK_S``, since a newcomer may go before them. It has whole tiles of ``WIDE_ROWS`` rows, and one at least,
+   whatever that takes: a prompt token in 32 takes 1.4 times, in 64 1.1 times, as long as one in 128; behind 300 others
+   one in 32 takes 2.4 times as long as one in 64. If there is only one prompt, the last token of a wide batch has its
+   own tick, as it has when the prompt is repeated: a wide batch rounds differently, and equal requests on an idle
+   daemon are to get equal answers; unless they are drawn at random.
 5. Prompts are ordered by class; within a class, preempted streams go first, since their clients wait in the middle of
    an answer; then by deadline, which is the order of arrival for prompts without a target of their own. Those with one
    that have missed their deadline go behind all that have not; otherwise an overloaded daemon would serve everybody
@@ -242,6 +243,8 @@ def _idle_s(snapshot: Snapshot, prompts: Sequence[Prompt]) -> float:
     """How long a tick may be that no token waits for (rule 4)."""
     if not prompts or is_background(prompts[0].priority, prompts[0].arrived_at, snapshot.now):
         return IDLE_TICK_S
+    if len(prompts) > 1:
+        return MAX_IDLE_TICK_S
     left_s = snapshot.cost.seconds(0, sum([prompt.remaining for prompt in prompts]), snapshot.cached)
     return min(max(IDLE_SHARE * left_s, IDLE_TICK_S), MAX_IDLE_TICK_S)
 
