@@ -245,7 +245,7 @@ def _idle_s(snapshot: Snapshot, prompts: Sequence[Prompt]) -> float:
         return IDLE_TICK_S
     if len(prompts) > 1:
         return MAX_IDLE_TICK_S
-    left_s = snapshot.cost.seconds(0, sum([prompt.remaining for prompt in prompts]), snapshot.cached)
+    left_s = snapshot.cost.seconds(0, prompts[0].remaining, snapshot.cached)
     return min(max(IDLE_SHARE * left_s, IDLE_TICK_S), MAX_IDLE_TICK_S)
 
 
