@@ -126,10 +126,7 @@ class ThreadGovernor:
         elif len(self._late[n]) < LATE_TICKS:
             return
         elif n > 1 and not self._late[n - 1]:
-            if self._is_disturbed(now) or self._slowness(n) > HOPELESS:
-                self._try(n - 1)
-            elif self._may_be_disturbed(n):
-                self._try(n - 1, spares_prompts=True)
+            self._consider_fewer(n, now)
         elif n > 1 and self._slowness(n - 1) < MARGIN * self._slowness(n):
             self._use(n - 1, "another program uses a core", now)
         elif n < self._max_threads and now >= self._settled_at + self._patience_s and self._may_be_free(now):
@@ -166,18 +163,18 @@ class ThreadGovernor:
         self._settled_at = now
         self._core_use()  # Starts a new period: what was idle before does not count.
 
-    def _is_disturbed(self, now: float) -> bool:
-        """Whether the kernel reports that others have used a core while this process computed."""
+    def _consider_fewer(self, n: int, now: float) -> None:
+        """Try one thread fewer for the first time, if rule 1 wants it."""
         if now - self._watched_at > PAUSE_S:
             self._watched_since = now
         self._watched_at = now
         use = self._core_use()
-        return use is not None and use.others >= TAKEN_CORES and now - self._watched_since >= WATCHED_S
-
-    def _may_be_disturbed(self, n: int) -> bool:
-        use = self._core_use()
-        undisturbed = use is not None and use.others < OTHERS_CORES
-        return self._computed_s >= SETTLED_S and (self._slowness(n) > SLOWED or not undisturbed)
+        if use is not None and use.others >= TAKEN_CORES and now - self._watched_since >= WATCHED_S:
+            self._try(n - 1)
+        elif self._computed_s >= SETTLED_S:
+            slowness = self._slowness(n)
+            if slowness > SLOWED or use is None or use.others >= OTHERS_CORES:
+                self._try(n - 1, spares_prompts=slowness <= HOPELESS)
 
     def _may_be_free(self, now: float) -> bool:
         use = self._core_use()
