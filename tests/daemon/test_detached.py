@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from world import World
 
+from umaserve.core.commands import Command
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Finished, FinishReason, Output, Token
-from umaserve.core.requests import Command, Generate
+from umaserve.core.requests import Generate
 from umaserve.daemon.detached import LOST_BYTES, Detached
 from umaserve.dialects.dialect import Reply
 from umaserve.dialects.generate.generation import Kept

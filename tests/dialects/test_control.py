@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from http_world import HttpWorld, post
 
+from umaserve.core.commands import EndThought, Modify, Pause
 from umaserve.core.events import Prefilled, Token
-from umaserve.core.requests import EndThought, Modify, Pause
 from umaserve.sessions.session import Hold, Session
 
 PATH = "/v1/chat/completions/control"

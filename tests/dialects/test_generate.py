@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.routes import listed
+from umaserve.core.commands import Cancel, Command, Feedback, Modify, Pause, Reattach, Replace, Resume, Steering
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import (
     FeedbackKept,
@@ -35,21 +36,12 @@ from umaserve.core.events import (
 from umaserve.core.requests import (
     Attachment,
     Audio,
-    Cancel,
     ChatTurn,
-    Command,
-    Feedback,
     Generate,
     Grammar,
     Image,
-    Modify,
-    Pause,
     Priority,
-    Reattach,
-    Replace,
-    Resume,
     Sampling,
-    Steering,
     Syntax,
     Video,
 )

@@ -19,6 +19,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openapi_document import check_answer
 
 from tests.support.routes import MODEL_INFO, facts, listed, routes
+from umaserve.core.commands import Pause
 from umaserve.core.errors import ContextExceeded, Fault, ModelNotFound, RequestError
 from umaserve.core.events import (
     Finished,
@@ -40,18 +41,7 @@ from umaserve.core.events import (
     Waiting,
 )
 from umaserve.core.queries import Detokenize, Detokenized, Embed, Embedded, Tokenize, Tokenized
-from umaserve.core.requests import (
-    ChatTurn,
-    Generate,
-    Grammar,
-    Pause,
-    Priority,
-    Sampling,
-    Syntax,
-    TokenIds,
-    Tool,
-    ToolCall,
-)
+from umaserve.core.requests import ChatTurn, Generate, Grammar, Priority, Sampling, Syntax, TokenIds, Tool, ToolCall
 from umaserve.core.tool_call_format import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Slot, ToolForm
 from umaserve.dialects import grammars, parameters
 from umaserve.dialects.grammars import MAX_SCHEMA_BYTES

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umaserve.core.commands import Cancel, Command, GetMetrics
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Finished, FinishReason, Metrics, Output, Token, Usage
-from umaserve.core.requests import Cancel, ChatTurn, Command, Generate, GetMetrics, Grammar, Priority, Sampling, Syntax
+from umaserve.core.requests import ChatTurn, Generate, Grammar, Priority, Sampling, Syntax
 from umaserve.dialects import grammars
 from umaserve.dialects.dialect import Reply
 from umaserve.dialects.parameters import RequestLimits

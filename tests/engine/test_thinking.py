@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import pytest
 from engine_world import Answer, EngineWorld
 
+from umaserve.core.commands import EndThought
 from umaserve.core.events import Finished, FinishReason, Logprobs, Token
-from umaserve.core.requests import ChatTurn, EndThought, Generate, Grammar, Sampling, Syntax, Tool
+from umaserve.core.requests import ChatTurn, Generate, Grammar, Sampling, Syntax, Tool
 from umaserve.engine.template.chat_template import CHATML
 
 THINKS = CHATML.replace(

@@ -18,12 +18,13 @@ import pytest
 from standin import StandInEngine
 from world import World
 
+from umaserve.core.commands import Pause, Resume
 from umaserve.core.errors import Fault, ModelAwaited, ModelError, RequestError, TooLarge
 from umaserve.core.events import Finished, FinishReason, Loading, ModelState, Output, Token
 from umaserve.core.exposition import MODEL_HELP, MODEL_STATES
 from umaserve.core.metrics import ServingMetrics
 from umaserve.core.queries import Tokenize
-from umaserve.core.requests import Generate, Pause, Resume
+from umaserve.core.requests import Generate
 from umaserve.daemon.http.text_exchange import TextExchange
 from umaserve.dialects.http import ErrorReply
 from umaserve.models import model_loading

@@ -8,11 +8,8 @@ import pytest
 from moments import arrived, in_decode, in_prefill, preparing, waiting
 from scheduler_world import Client, SchedulerWorld
 
+from umaserve.core.commands import Pause, Resume
 from umaserve.core.events import Started, Steered
-from umaserve.core.requests import (
-    Pause,
-    Resume,
-)
 from umaserve.sessions.session import Hold
 from umaserve.sessions.states import State
 

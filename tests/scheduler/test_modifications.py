@@ -13,16 +13,10 @@ from standin import (
     answer,
 )
 
+from umaserve.core.commands import Pause, Resume
 from umaserve.core.errors import Fault
 from umaserve.core.events import Finished, FinishReason, Steered
-from umaserve.core.requests import (
-    Grammar,
-    Pause,
-    Priority,
-    Resume,
-    Sampling,
-    Syntax,
-)
+from umaserve.core.requests import Grammar, Priority, Sampling, Syntax
 from umaserve.scheduler.steering import CHANGED_PER_TICK
 from umaserve.sessions.session import Hold
 

@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 from scheduler_world import SchedulerWorld
 
 from umaserve.core.events import Waiting
-from umaserve.core.requests import (
-    Priority,
-)
+from umaserve.core.requests import Priority
 from umaserve.scheduler.policy.snapshot import AGING_S
 from umaserve.scheduler.scheduler import PATIENCE_S
 

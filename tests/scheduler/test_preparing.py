@@ -6,10 +6,7 @@ import pytest
 from scheduler_world import SchedulerWorld
 
 from umaserve.core.errors import Fault
-from umaserve.core.requests import (
-    Priority,
-    Sampling,
-)
+from umaserve.core.requests import Priority, Sampling
 from umaserve.scheduler import planner
 from umaserve.scheduler.policy.snapshot import AGING_S
 from umaserve.scheduler.turns import REMEMBERED

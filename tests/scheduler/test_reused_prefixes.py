@@ -11,9 +11,7 @@ from standin import (
 )
 
 from umaserve.core.errors import Fault
-from umaserve.core.requests import (
-    Priority,
-)
+from umaserve.core.requests import Priority
 from umaserve.kvcache.prefix_cache import MIN_REUSED
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.engine_api import Outcome

@@ -24,14 +24,7 @@ from standin import (
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Finished, FinishReason, Placed, Prefilled, Prefilling, Started
-from umaserve.core.requests import (
-    ChatTurn,
-    Priority,
-    Sampling,
-    TokenIds,
-    Tool,
-    ToolCall,
-)
+from umaserve.core.requests import ChatTurn, Priority, Sampling, TokenIds, Tool, ToolCall
 from umaserve.scheduler.policy.policy import MAX_SHARE
 from umaserve.scheduler.policy.snapshot import AGING_S
 from umaserve.sessions.caller import Caller

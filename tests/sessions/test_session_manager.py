@@ -11,9 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from umaserve.core.commands import Modify, Pause, Resume, Steering
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Finished, FinishReason, Output, Steered, Timing, Token
-from umaserve.core.requests import Generate, Modify, Pause, Priority, Resume, Steering
+from umaserve.core.requests import Generate, Priority
 from umaserve.sessions.answer_text import AnswerText
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.detokenizer import Detokenizer

@@ -10,9 +10,10 @@ from clock import Clock
 from remote_engine import remote_engine
 from standin import DEFAULT_MAX_TOKENS, StandInEngine, SteppedWorker, answer
 
+from umaserve.core.commands import Modify, Pause, Resume
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Finished, FinishReason, Output, Started, Steered, Token
-from umaserve.core.requests import ChatTurn, Generate, Modify, Pause, Resume, TokenIds
+from umaserve.core.requests import ChatTurn, Generate, TokenIds
 from umaserve.scheduler.observer import observe_end
 from umaserve.scheduler.scheduler import Scheduler
 from umaserve.sessions.caller import Caller

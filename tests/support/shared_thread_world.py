@@ -10,7 +10,8 @@ from clock import Clock
 from scheduler_world import ORIGIN, Client
 from standin import StandInEngine, SteppedWorker
 
-from umaserve.core.requests import Generate, Pause
+from umaserve.core.commands import Pause
+from umaserve.core.requests import Generate
 from umaserve.scheduler.other_models import OtherModels
 from umaserve.scheduler.scheduler import Scheduler
 from umaserve.sessions.cost_model import Cost

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from umaserve.core.commands import Steering
 from umaserve.core.errors import RequestError
-from umaserve.core.requests import Audio, SoundFormat, Steering
+from umaserve.core.requests import Audio, SoundFormat
 from umaserve.core.tool_call_format import THINK_TAGS, TOLD_IN_WORDS, ThoughtForm, ToolForm
 
 

@@ -6,20 +6,10 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from umaserve.core.commands import Cancel, Command, Feedback, GetMetrics, Modify, Pause, Reattach, Replace, Resume
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import FeedbackKept, Finished, Output
-from umaserve.core.requests import (
-    Cancel,
-    Command,
-    Feedback,
-    Generate,
-    GetMetrics,
-    Modify,
-    Pause,
-    Reattach,
-    Replace,
-    Resume,
-)
+from umaserve.core.requests import Generate
 from umaserve.daemon.exchange import Exchange
 from umaserve.daemon.services import Services
 from umaserve.dialects.dialect import Dialect, Reply

@@ -13,8 +13,8 @@ from typing import Any
 
 import orjson
 
+from umaserve.core.commands import Feedback
 from umaserve.core.errors import ConfigError, Fault, RequestError
-from umaserve.core.requests import Feedback
 from umaserve.sessions.caller import Caller
 
 log = logging.getLogger(__name__)

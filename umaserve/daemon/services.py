@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from umaserve.access.client_secrets import ClientSecrets
+from umaserve.core.commands import Cancel, Steering
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Metrics, ModelInfo
-from umaserve.core.requests import Cancel, Generate, Infill, MixedText, Prompt, Steering, TokenIds
+from umaserve.core.requests import Generate, Infill, MixedText, Prompt, TokenIds
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.feedback import FeedbackLog
 from umaserve.daemon.kept_streams import KeptStreams

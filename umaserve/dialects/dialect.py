@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from umaserve.core.commands import Command
 from umaserve.core.errors import RequestError
 from umaserve.core.events import FinishReason, Output
-from umaserve.core.requests import Command
 from umaserve.wire.websocket import CloseCode
 
 FINISH_REASONS: Mapping[FinishReason, str] = {

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from umaserve.core.commands import Cancel, Steering
 from umaserve.core.errors import ModelAwaited, RequestError
 from umaserve.core.events import ListedModel, ModelInfo, SlotFile, VoiceInfo
-from umaserve.core.requests import Cancel, Generate, Steering
+from umaserve.core.requests import Generate
 from umaserve.dialects.batches.kept import TenantsFiles
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.responses.kept import TenantsKept

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from umaserve.core.commands import EndThought, Modify, Steering
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import FinishReason, Steered
-from umaserve.core.requests import EndThought, Modify, Steering
 from umaserve.scheduler.planner import Planner
 from umaserve.sessions.engine_api import Engine, EngineLost
 from umaserve.sessions.manager import SessionManager

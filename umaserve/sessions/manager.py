@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
+from umaserve.core.commands import EndThought, Modify, Pause, Resume, Steering
 from umaserve.core.errors import Fault, RequestError, shutting_down
 from umaserve.core.events import Finished, FinishReason, Output, Steered, Token
-from umaserve.core.requests import EndThought, Generate, Modify, Pause, Resume, Steering
+from umaserve.core.requests import Generate
 from umaserve.sessions.answer_text import AnswerText, Said
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.engine_api import Prepared

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import orjson
 
 from umaserve.access.gate import Gate
+from umaserve.core.commands import Command
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Output, Usage
-from umaserve.core.requests import Command
 from umaserve.daemon.connection import Lost
 from umaserve.daemon.http.realtime_answer import AnswerExchange, TranscriptExchange
 from umaserve.daemon.http.websocket import WebSocketConnection

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from umaserve.core.commands import Reattach
 from umaserve.core.errors import RequestError
-from umaserve.core.requests import Generate, Reattach
+from umaserve.core.requests import Generate
 from umaserve.daemon.detached import ResumableDialect
 from umaserve.daemon.http.websocket import WebSocketConnection
 from umaserve.sessions.session import Hold, Session

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from umaserve.core.commands import Cancel, Command, Feedback, Modify, Pause, Reattach, Replace, Resume
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import FeedbackKept, ListedModel, Metrics, ModelInfo, Output, PromptScores, Spoken, Steered
-from umaserve.core.requests import Cancel, Command, Feedback, Generate, Modify, Pause, Reattach, Replace, Resume
+from umaserve.core.requests import Generate
 from umaserve.dialects.dialect import Reply
 from umaserve.dialects.generate.generation import Generation, Kept, error_message, status
 from umaserve.dialects.generate.request import modified, read_config

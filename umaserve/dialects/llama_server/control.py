@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import orjson
 
-from umaserve.core.requests import Cancel, EndThought, Generate, Modify, Pause, Resume, Steering
+from umaserve.core.commands import Cancel, EndThought, Modify, Pause, Resume, Steering
+from umaserve.core.requests import Generate
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.generate.request import modified
 from umaserve.dialects.generate.schemas import Parameters

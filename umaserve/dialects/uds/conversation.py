@@ -7,9 +7,10 @@ from typing import Any
 
 import orjson
 
+from umaserve.core.commands import Cancel, Command, GetMetrics
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Finished, Metrics, Output, Token
-from umaserve.core.requests import Cancel, ChatTurn, Command, Generate, GetMetrics, Sampling
+from umaserve.core.requests import ChatTurn, Generate, Sampling
 from umaserve.dialects.dialect import Reply
 from umaserve.dialects.parameters import (
     RequestLimits,
