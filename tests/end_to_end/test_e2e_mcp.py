@@ -16,7 +16,7 @@ import pytest
 import standin_projectors as projectors
 from daemon import ANSWER_S, Daemon, serving
 from http_wire import Http, encode
-from mcp_client import MODES, with_client
+from mcp_client import LONG, MODES, gives_up, with_client
 from tiny_models import tiny_model
 
 from umaserve.access.keys import KeyFile
@@ -27,7 +27,6 @@ RANK = 4
 """llama.cpp's pooling type of models that rank."""
 YES = {"type": "object", "properties": {"yes": {"const": True}}, "required": ["yes"], "additionalProperties": False}
 ASKED = {"prompt": "Is it so?", "json_schema": YES, "temperature": 0}
-LONG = {"prompt": "Count to a thousand.", "json_schema": {"type": "string", "minLength": 3000}}
 
 
 @pytest.fixture(scope="module")
@@ -240,13 +239,7 @@ def test_the_client_is_told_of_progress(daemon: Daemon, mode: str) -> None:
 
 
 def test_a_call_that_the_client_gives_up_ends(daemon: Daemon) -> None:
-    async def steps(client: Any) -> None:
-        asking = asyncio.create_task(client.call_tool("ask", LONG))
-        await asyncio.to_thread(daemon.wait_for, lambda values: values["active_sessions"] == 1)
-        asking.cancel()
-        await asyncio.to_thread(daemon.wait_until_quiet)
-
-    with_client(daemon.http, "auto", steps)
+    gives_up(daemon.http, daemon)
 
 
 def test_two_clients_beside_each_other(daemon: Daemon) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
 import json
@@ -22,7 +21,7 @@ import openai
 import pytest
 import trustme
 from daemon import FAR_FROM_A_TIE, READY_S, Daemon
-from mcp_client import MODES, with_client
+from mcp_client import LONG, MODES, gives_up, with_client
 from openai.types.responses import Response
 from program import Program
 from redis_server import MISSING, PROGRAM, RedisServer
@@ -32,7 +31,6 @@ from umaserve.settings.model_files import default_model
 
 SECRET = "a secret of the tests"
 SECRET_FLAGS = ("--worker-secret", SECRET.replace(" ", "-"))
-LONG = {"prompt": "Count to a thousand.", "json_schema": {"type": "string", "minLength": 3000}}
 
 
 class Relay(Program):
@@ -163,14 +161,7 @@ def test_an_agent_calls_tools_through_the_relay(pair: tuple[Relay, Daemon], mode
 
 def test_a_call_that_an_agent_gives_up_ends(pair: tuple[Relay, Daemon]) -> None:
     relay, daemon = pair
-
-    async def steps(client: Any) -> None:
-        asking = asyncio.create_task(client.call_tool("ask", LONG))
-        await asyncio.to_thread(daemon.wait_for, lambda values: values["active_sessions"] == 1)
-        asking.cancel()
-        await asyncio.to_thread(daemon.wait_until_quiet)
-
-    with_client(relay.address, "auto", steps)
+    gives_up(relay.address, daemon)
 
 
 def test_errors_of_the_worker_come_through_untouched(pair: tuple[Relay, Daemon]) -> None:

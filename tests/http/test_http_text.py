@@ -322,13 +322,13 @@ class Told:
         raise AssertionError("a job ended in disorder")
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_worker_answers_messages(stream: bool) -> None:
-    world = DaemonWorld(CONFIG)
-    backend, reply = DaemonBackend(world.services), Told()
-    body = json.dumps({**MESSAGE, "stream": stream})
-    headers = {"X-Umaserve-Priority": "background"}
-    assert backend.start(Request("r-1", "m", "/v1/messages", stream, body, headers), reply) is not None
+IN_BACKGROUND = {"X-Umaserve-Priority": "background"}
+
+
+def answered_by_worker(world: DaemonWorld, request: Request) -> tuple[list[str | bytes], str | bytes]:
+    """What a worker tells of a request whose answer is "Hi": the chunks, and the whole reply."""
+    reply = Told()
+    assert DaemonBackend(world.services).start(request, reply) is not None
     (session,) = world.sessions.running()
     assert session.request.priority is Priority.BACKGROUND
     put(world, Prefilled(3), Token("Hi", 1), Finished(FinishReason.STOP, Usage(3, 1)))
@@ -336,8 +336,16 @@ def test_a_worker_answers_messages(stream: bool) -> None:
     assert reply.end is not None
     status, _headers, whole = reply.end
     assert status == 200
+    return reply.chunks, whole
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_worker_answers_messages(stream: bool) -> None:
+    world = DaemonWorld(CONFIG)
+    body = json.dumps({**MESSAGE, "stream": stream})
+    chunks, whole = answered_by_worker(world, Request("r-1", "m", "/v1/messages", stream, body, IN_BACKGROUND))
     if stream:
-        text = "".join(map(str, reply.chunks))
+        text = "".join(map(str, chunks))
         assert text.startswith("event: message_start\ndata: ")
         assert text.endswith('event: message_stop\ndata: {"type":"message_stop"}\n\n')
     else:
@@ -348,19 +356,13 @@ def test_a_worker_answers_messages(stream: bool) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_worker_answers_calls_of_tools(stream: bool) -> None:
     world = DaemonWorld(CONFIG)
-    backend, reply = DaemonBackend(world.services), Told()
     params = {"name": "ask", "arguments": {"prompt": "Hello"}} | ({"_meta": {"progressToken": 1}} if stream else {})
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
-    headers = {"Accept": "application/json, text/event-stream", "X-Umaserve-Priority": "background"}
-    assert backend.start(Request("r-1", "m", "/mcp", stream, body, headers), reply) is not None
-    (session,) = world.sessions.running()
-    assert session.request.priority is Priority.BACKGROUND
-    put(world, Prefilled(3), Token("Hi", 1), Finished(FinishReason.STOP, Usage(3, 1)))
-    world.turn()
-    assert reply.end is not None
-    status, _headers, whole = reply.end
-    assert status == 200
-    told = "".join(map(str, reply.chunks)).removeprefix("data: ") if stream else whole
+    chunks, whole = answered_by_worker(
+        world,
+        Request("r-1", "m", "/mcp", stream, body, {"Accept": "application/json, text/event-stream", **IN_BACKGROUND}),
+    )
+    told = "".join(map(str, chunks)).removeprefix("data: ") if stream else whole
     assert json.loads(told)["result"]["content"] == [{"type": "text", "text": "Hi"}]
     world.close()
 
