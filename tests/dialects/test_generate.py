@@ -43,6 +43,8 @@ from umaserve.core.requests import (
     Priority,
     Sampling,
     Syntax,
+    Tool,
+    ToolCall,
     Video,
 )
 from umaserve.dialects import grammars
@@ -314,6 +316,18 @@ def test_a_prompt_of_messages_is_for_the_chat_template() -> None:
         (
             {"options": {"include_logprobs": 21}},
             "options.include_logprobs: expected a whole number from 0 to 20, got 21",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "look"}}]},
+            "prompt: expected an array of messages where tools are given, got a string",
+        ),
+        (
+            {"tools": [{"function": {"name": "a b"}}], "prompt": [{"role": "user", "content": "a"}]},
+            'tools[0].function.name: expected 1 to 64 letters, digits, _ or -, got "a b"',
+        ),
+        (
+            {"prompt": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
+            "prompt[0].tool_calls[0].function: expected an object, got null",
         ),
         (
             {"options": {"echo_prompt": True}, "prompt": [{"role": "user", "content": "a"}]},
@@ -1080,6 +1094,68 @@ def test_what_is_held_grows_with_what_is_kept() -> None:
     before = tell_nothing.held_bytes
     tell_nothing.send(Token("", 1))
     assert tell_nothing.held_bytes == before
+
+
+# Tools.
+
+LOOK = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
+ASKS = [{"role": "user", "content": "Look."}]
+CALL = '{"name": "look", "arguments": {"at": "it"}}'
+
+
+def test_tools_are_offered_and_results_are_in_the_order_of_their_calls() -> None:
+    calls = [{"id": id_, "type": "function", "function": {"name": "look", "arguments": "{}"}} for id_ in "ab"]
+    turns = [
+        *ASKS,
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "B", "tool_call_id": "b"},
+        {"role": "tool", "content": "A", "tool_call_id": "a"},
+    ]
+    request = configured(prompt=turns, tools=[LOOK])
+    assert request.tools == (Tool("look", "Looks.", '{"type":"object"}'),)
+    assert request.prompt == (
+        ChatTurn("user", "Look."),
+        ChatTurn("assistant", "", (ToolCall("a", "look", "{}"), ToolCall("b", "look", "{}"))),
+        ChatTurn("tool", "A", tool_call_id="a"),
+        ChatTurn("tool", "B", tool_call_id="b"),
+    )
+    assert running(prompt=ASKS, tools=[LOOK]).held_bytes > running(prompt=ASKS).held_bytes
+
+
+@pytest.mark.parametrize("by", ["itself", "a resumed stream", "another process"])
+def test_the_completion_has_the_calls_apart_from_the_text(by: str) -> None:
+    asked = running(prompt=ASKS, tools=[LOOK])
+    text = f"I look.<tool_call>{CALL}</tool_call>"
+    tokens = sent(asked, Started(), *(Token(char, 1) for char in text[:30]))
+    if by == "another process":
+        kept, asked = asked.kept, dialect()
+        assert kept is not None
+        asked.take_over(kept)
+    *more, _, completion = sent(asked, *(Token(char, 1) for char in text[30:]), DONE)
+    assert "".join(message["token"] for message in (tokens + more)[1:]) == completion["generated_text"] == text
+    if by == "a resumed stream":
+        completion = json.loads([*asked.replay(3)][-1])
+    assert completion["text"] == "I look."
+    (call,) = completion["tool_calls"]
+    assert (call["type"], call["function"]) == ("function", {"name": "look", "arguments": '{"at": "it"}'})
+    assert call["id"]
+
+
+@pytest.mark.parametrize(
+    "text", ["None.", f"<tool_call>{CALL[:-9]}", '<tool_call>{"name": "other", "arguments": {}}</tool_call>']
+)
+def test_a_completion_has_no_calls_but_whole_ones_of_tools_that_are_there(text: str) -> None:
+    *_, completion = sent(running(prompt=ASKS, tools=[LOOK]), Started(), Token(text, 1), DONE)
+    assert completion["generated_text"] == text
+    assert not {"text", "tool_calls"} & completion.keys()
+
+
+def test_rest_has_the_calls_too() -> None:
+    asked, _ = body(prompt=ASKS, tools=[LOOK])
+    for output in (Started(), Token(f"<tool_call>{CALL}</tool_call>", 1), DONE):
+        asked.send(0, output)
+    told = json.loads(asked.result())
+    assert (told["text"], [call["function"]["name"] for call in told["tool_calls"]]) == ("", ["look"])
 
 
 # REST.

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from umaserve.chat_format.tool_calls import parser_for, short_ids
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import (
     Finished,
@@ -26,6 +27,7 @@ from umaserve.core.events import (
 )
 from umaserve.core.requests import Generate
 from umaserve.dialects.dialect import FINISH_REASONS
+from umaserve.dialects.generate.calls import Calls
 from umaserve.dialects.generate.request import Options
 
 ERRORS = {
@@ -95,6 +97,7 @@ class Generation:
         self._echo = request.prompt if options.echo_prompt and isinstance(request.prompt, str) else ""
         self._text = self._echo
         self._thoughts = ""
+        self._calls = self._new_calls() if request.tools else None
         # Without a stream they go into the last message.
         whole = not options.stream and (options.include_token_ids or request.logprobs is not None)
         self._kept: list[Token] | None = [] if whole or (options.stream and keep_tokens) else None
@@ -108,6 +111,7 @@ class Generation:
         """Make a generation that another process kept."""
         generation = cls(kept.request, kept.options, model, keep_tokens=kept.tokens is not None)
         generation._text += kept.text
+        generation._calls = generation._new_calls(kept.text) if kept.request.tools else None
         generation._thoughts = kept.thoughts
         generation._ending = kept.ending
         if generation._kept is not None:
@@ -138,7 +142,10 @@ class Generation:
         """An estimate of the memory that this takes, in bytes."""
         sampling, prompt = self.request.sampling, self.request.prompt
         prompts = [turn.content for turn in prompt] if isinstance(prompt, tuple) else [str(prompt)]
+        if isinstance(prompt, tuple):
+            prompts += [call.name + call.arguments for turn in prompt for call in turn.tool_calls]
         texts = [self._text, self._thoughts, *prompts, "" if sampling.grammar is None else sampling.grammar.text]
+        texts += [tool.description + tool.parameters for tool in self.request.tools]
         texts.append(str(self.request.chat_template_kwargs))
         media = [one.media.data for turn in prompt for one in turn.attachments] if isinstance(prompt, tuple) else []
         scored = 0 if self.request.logprobs is None else 1 + self.request.logprobs
@@ -158,6 +165,8 @@ class Generation:
             case Token():
                 self._text += output.said
                 self._thoughts += output.thoughts
+                if self._calls is not None:
+                    self._calls.push(output.said)
                 if self._kept is not None:
                     self._kept.append(output)
                 if not self.options.stream:
@@ -177,6 +186,8 @@ class Generation:
             case Placed() | Prefilling() | Prefilled():
                 return ()
             case Finished():
+                if self._calls is not None:
+                    self._calls.finish()
                 completion = _dump("completion", request_id=self.request.id, **self.outcome(output))
                 last = self._piece("", FINISH_REASONS[output.reason])
                 self._ending = (last, completion) if self.options.stream else (completion,)
@@ -231,6 +242,8 @@ class Generation:
                 "prefix_reused_tokens": usage.prefix_reused_tokens,
             },
         }
+        if self._calls is not None:
+            outcome |= self._calls.fields
         if self.options.reasoning == "separate":
             outcome["reasoning"] = self._thoughts
         if self.options.reasoning != "inline":
@@ -250,6 +263,10 @@ class Generation:
         if info is None:
             raise RuntimeError("a generation without a model")
         return info
+
+    def _new_calls(self, text: str = "") -> Calls:
+        request, new_id = self.request, short_ids(self.request.id)
+        return Calls(lambda: parser_for(request, self._model(request.model), new_id), text)
 
     def _init(self) -> bytes:
         info = self.model()

@@ -11,10 +11,11 @@ from umaserve.core.events import ListedModel
 from umaserve.core.model_names import DEFAULT
 from umaserve.core.requests import ChatTurn, Generate
 from umaserve.dialects import grammars
-from umaserve.dialects.content import ImageSettings, check_media, turn_with_media
+from umaserve.dialects.content import ImageSettings, check_media, in_order_of_calls, turn_bytes, turn_with_media
 from umaserve.dialects.generate import schemas
-from umaserve.dialects.generate.schemas import MAX_LOGPROBS, GenerateRequest, Parameters
+from umaserve.dialects.generate.schemas import MAX_LOGPROBS, GenerateMessage, GenerateRequest, Parameters
 from umaserve.dialects.listing import find_model
+from umaserve.dialects.openai.turns import call, tools
 from umaserve.dialects.parameters import (
     RequestLimits,
     check_prompt_bytes,
@@ -101,7 +102,8 @@ def _read(
 ) -> tuple[Generate, Options]:
     model = _model(fields, models)
     prompt = _prompt(fields.values.get("prompt"), limits)
-    wanted = GenerateRequest.view(fields).options or schemas.Options({})
+    given = GenerateRequest.view(fields)
+    wanted = given.options or schemas.Options({})
     options = Options(
         stream=stream if wanted.stream is None else wanted.stream,
         echo_prompt=wanted.echo_prompt,
@@ -113,7 +115,12 @@ def _read(
     if options.echo_prompt and not isinstance(prompt, str):
         problem = "expected false where prompt is an array of messages, got true"
         raise RequestError(Fault.BAD_REQUEST, wanted.name("echo_prompt"), problem)
-    request = Generate(request_id, prompt, within_cap(None, limits), logprobs=_logprobs(wanted), model=model)
+    offered = tools(given.tools or (), given.name("tools"))
+    if offered and isinstance(prompt, str):
+        raise bad_request("prompt", "an array of messages where tools are given", prompt)
+    request = Generate(
+        request_id, prompt, within_cap(None, limits), logprobs=_logprobs(wanted), tools=offered, model=model
+    )
     request = with_thoughts(with_template_kwargs(request, wanted), wanted, split=options.reasoning != "inline")
     return with_targets(request, fields), options
 
@@ -133,14 +140,17 @@ def _prompt(value: object, limits: RequestLimits) -> str | tuple[ChatTurn, ...]:
         raise bad_request("prompt", "a non-empty string or an array of messages", value)
     if not 1 <= len(value) <= MAX_TURNS:
         raise out_of_range("prompt", f"1 to {MAX_TURNS} messages", len(value))
-    turns = tuple(_turn(Fields.of(item, f"prompt[{i}]")) for i, item in enumerate(value))
-    check_prompt_bytes(sum(len(turn.content.encode()) for turn in turns), limits)
+    turns = tuple(in_order_of_calls(_turn(GenerateMessage.of(item, f"prompt[{i}]")) for i, item in enumerate(value)))
+    check_prompt_bytes(sum(map(turn_bytes, turns)), limits)
     check_media(turns, "prompt")
     return turns
 
 
-def _turn(fields: Fields) -> ChatTurn:
-    return turn_with_media(fields, role(fields), ImageSettings(), None)
+def _turn(given: GenerateMessage) -> ChatTurn:
+    turn = turn_with_media(given, role(given), ImageSettings(), None)
+    if turn.role == "assistant":
+        return dataclasses.replace(turn, tool_calls=tuple(map(call, given.tool_calls or ())))
+    return dataclasses.replace(turn, tool_call_id=given.tool_call_id) if turn.role == "tool" else turn
 
 
 def _logprobs(options: Fields) -> int | None:

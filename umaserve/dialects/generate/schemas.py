@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from umaserve.dialects.openai.tool_schemas import CALL_ID, MAX_TOOLS, Tool, ToolCall
 from umaserve.dialects.sampling_schemas import Sampling
 from umaserve.dialects.schemas import (
     MAX_ID_BYTES,
@@ -62,6 +63,8 @@ class Parameters(Sampling, Computation):
 class GenerateMessage(Declared):
     role = required(choice(*ROLES))
     content = required(content_with(AudioItem, " What a model takes is in /v1/models."))
+    tool_calls = optional(array(ToolCall, high=MAX_TOOLS, of="calls"), "The calls of an assistant.")
+    tool_call_id = optional(CALL_ID, "The call that a message of the role tool answers.")
 
 
 class Options(Thoughts, TemplateKwargs):
@@ -89,6 +92,11 @@ class _Asked(Targets):
         'One that /v1/models lists, or an alias, or "default". An unknown name is refused.',
     )
     prompt = required(one_of(string(1), array(GenerateMessage, 1, MAX_TURNS)))
+    tools = optional(
+        array(Tool, high=MAX_TOOLS, of="tools"),
+        "What the model may call, where prompt is an array of messages. Calls are in the text as the model writes them,"
+        " and apart from it in the completion.",
+    )
     parameters = optional(Parameters)
     options = optional(Options)
 
@@ -116,6 +124,8 @@ class WholeTiming(Declared):
 class _Ended(Declared):
     generated_text = required(string())
     reasoning = omittable(string(), _THOUGHTS)
+    tool_calls = omittable(array(ToolCall, 1), "The whole calls in generated_text, where it has any.")
+    text = omittable(string(), "What generated_text has beside tool_calls; absent without them.")
     finish_reason = required(FinishReason)
     usage = required(Usage)
     token_ids = omittable(array(whole()), "Without a stream.")

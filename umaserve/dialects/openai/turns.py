@@ -111,7 +111,7 @@ def _known(named: NamedTool | NamedCustomTool, offered: tuple[Tool, ...]) -> str
 def _turn(given: Message) -> ChatTurn:
     role = "system" if given.role == "developer" else given.role
     if role == "assistant":
-        calls = tuple(map(_call, given.tool_calls or ()))
+        calls = tuple(map(call, given.tool_calls or ()))
         thoughts = given.reasoning_content or given.reasoning or ""
         return ChatTurn(role, _said(given, optional=bool(calls)), calls, thoughts=thoughts)
     call_id = None
@@ -156,7 +156,8 @@ def recording(given: InputAudio) -> Audio:
     return Audio(given.data, given.name("data"))
 
 
-def _call(given: tool_schemas.ToolCall | CustomToolCall) -> ToolCall:
+def call(given: tool_schemas.ToolCall | CustomToolCall) -> ToolCall:
+    """One call of an assistant's earlier turn."""
     # Any name, not only a tool's: it is an earlier answer of the model, which may have invented one.
     if isinstance(given, CustomToolCall):
         name, arguments = given.custom.name_, custom_arguments(given.custom.input)
