@@ -791,7 +791,6 @@ def test_what_operators_cannot_do(path: str, status: int, said: str) -> None:
         ),
         ("DELETE /models?model=x", 405, "method: expected GET or HEAD, got DELETE: this daemon neither downloads nor"),
         ("DELETE /v1/models", 405, "method: expected GET or HEAD, got DELETE"),
-        ("GET /models/sse", 404, "path: there is no /models/sse: GET /models has the models' states and progress"),
         ("GET /tools", 404, "path: there is no /tools: no tool runs here"),
         ("POST /cors-proxy?url=http://a/", 404, "path: there is no /cors-proxy: requests are not passed on"),
         ("POST /v1/systemone", 404, "path: there is no /v1/systemone: decision models are not served"),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -78,6 +79,24 @@ def test_a_model_is_loaded_and_unloaded_over_http(daemon: Daemon, http: httpx.Cl
     assert (refused.status_code, refused.json()["error"]["message"]) == (400, "model: tiny is not loaded")
     unknown = move(http, "load", "tinny")
     assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
+
+
+def test_loads_and_unloads_are_events(http: httpx.Client) -> None:
+    def until(value: str) -> list[dict[str, Any]]:
+        """Events of the tiny model, until one tells of this state."""
+        told: list[dict[str, Any]] = []
+        while not told or told[-1]["data"]["status"] != value:
+            line = next(lines)
+            if line.startswith("data: ") and (event := json.loads(line[6:]))["model"] == "tiny":
+                told.append(event)
+        return told
+
+    with http.stream("GET", "/models/sse") as events:
+        lines = events.iter_lines()
+        move(http, "load", "tiny")
+        assert {event["event"] for event in until("loaded")} <= {"model_status", "status_change"}
+        move(http, "unload", "tiny")
+        assert until("unloaded")[-1]["data"]["exit_code"] == 0
 
 
 def test_an_answer_ends_before_its_model_is_unloaded_and_the_next_has_it_loaded_again(

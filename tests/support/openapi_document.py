@@ -20,7 +20,7 @@ BODIES = {path: op for path, method, op in OPERATIONS if method == "post" and "r
 """Those that read their body; the others refuse whatever comes."""
 POSTS = {path: op for path, op in BODIES.items() if "application/json" in op["requestBody"]["content"]}
 FORMS = {path: op for path, op in BODIES.items() if path not in POSTS}
-ENDLESS = ("/api/box", "/v1/stream")
+ENDLESS = ("/api/box", "/models/sse", "/v1/stream")
 """Streams, which last as long as what they tell of."""
 GETS = {
     path: op

@@ -200,6 +200,11 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchModels(Watch):
+    """A stream, as ``Watch``, of what happens to the models."""
+
+
+@dataclass(frozen=True, slots=True)
 class KeptEvents:
     """A stream of events that is kept, read on. ``place`` reads its name, and the bytes to pass over, from a request;
     raises ``RequestError``."""

@@ -11,6 +11,7 @@ from umaserve.access.gate import REALTIME_SUBPROTOCOL, SUBPROTOCOL, Gate, check_
 from umaserve.core.errors import RequestError
 from umaserve.daemon.http.file_exchange import Download, keep_upload
 from umaserve.daemon.http.later_page import LaterReply
+from umaserve.daemon.http.model_stream import ModelStream
 from umaserve.daemon.http.new_exchange import new_exchange
 from umaserve.daemon.http.pages import own_pages
 from umaserve.daemon.http.resuming import ResumableConnection
@@ -39,6 +40,7 @@ from umaserve.dialects.routes import (
     RealtimeSessions,
     TextReply,
     Watch,
+    WatchModels,
 )
 from umaserve.http.connection import HttpConnection, HttpLimits, Serve
 from umaserve.http.echo import EchoConnection
@@ -69,6 +71,7 @@ class DaemonSite:
         self._services = services
         self._gate = gate
         self._watchers = StatusStream(services.loop, Box(services))
+        self._model_watchers = ModelStream(services.loop, services.models)
 
     def cors_headers(self, head: Request) -> Headers:
         return self._gate.cors_headers(head)
@@ -157,6 +160,8 @@ class DaemonSite:
                 self._talk(caller, connection, request)
             case Watch() if request.method == "HEAD":
                 connection.respond(200, [("Content-Type", sse.CONTENT_TYPE)], b"")
+            case WatchModels():
+                self._model_watchers.add(connection, lambda: self._gate.is_still_operator(caller))
             case Watch():
                 self._watchers.add(connection, lambda: self._gate.is_still_operator(caller))
             case KeptEvents() as endpoint:

@@ -27,13 +27,18 @@ class Watcher:
         self._may_look = may_look
         self._left = left
 
-    def tell(self, event: bytes) -> None:
-        """Send the event, unless the client has an earlier one still to read."""
+    def tell(self, events: bytes) -> bool:
+        """Send the events, if there are any, unless the client has earlier ones still to read. Returns whether it knows
+        them."""
         if not self._may_look():
             self._left(self)
             self._connection.end()
-        elif not self._connection.channel.queued:
-            self._connection.write(event)
+            return False
+        if self._connection.channel.queued:
+            return False
+        if events:
+            self._connection.write(events)
+        return True
 
     def release(self) -> None:
         """Do nothing: the next event is a whole one."""

@@ -8,7 +8,6 @@ _MODELS = "this daemon neither downloads nor deletes models, which are its opera
 ABSENT: Mapping[str, str] = {
     "POST /models": _MODELS + "umaserve pull hf.co/ORG/REPOSITORY downloads one, which is then served at once",
     "DELETE /models": _MODELS + "umaserve models remove NAME deletes one",
-    "GET /models/sse": "GET /models has the models' states and progress, and GET /api/box sends them every second",
     "GET /tools": "no tool runs here: a client's own tools go into tools of a chat, and agents run theirs",
     "POST /tools": "no tool runs here: a client's own tools go into tools of a chat, and agents run theirs",
     "GET /cors-proxy": "requests are not passed on to other servers: ask them yourself",

@@ -7,6 +7,7 @@ from umaserve.dialects.llama_server.reply_schemas import (
     Erased,
     KeptStream,
     LoraAdapter,
+    ModelEvent,
     Moved,
     NativeAnswer,
     NativeEmbedding,
@@ -312,6 +313,13 @@ REFERENCE = Reference(
             "Of the client's own, by their names: nobody can list others'.",
             body=Body(StreamsToFind, {"plain": {"conversation_ids": ["conversation-1"]}}),
             replies=_ok(array(KeptStream)),
+        ),
+        ("GET", "/models/sse"): Operation(
+            "watchModels",
+            "For operators: watch the models",
+            "An event for each change from now on; /models has how they are. A client that reads slowly gets fewer, "
+            "with the newest state.",
+            replies={"200": Reply("OK", events=(ModelEvent, "Events until the client disconnects."))},
         ),
         ("POST", "/models/load"): Operation(
             "loadModel",

@@ -156,6 +156,24 @@ class Moved(Declared):
     success = required(const(True))
 
 
+class _LoadProgress(Declared):
+    stages = required(array(string()))
+    current = required(string())
+    value = required(number(0, 1))
+
+
+class _ModelData(Declared):
+    status = required(choice("loading", "loaded", "unloaded"))
+    progress = omittable(_LoadProgress, "While it is loaded: one stage for all that it is made of.")
+    exit_code = omittable(choice(0, 1), "Of an unloaded one: 1 where it could not be loaded, or has crashed.")
+
+
+class ModelEvent(Declared):
+    model = required(string(), 'Its name; "*": the list of models has more.')
+    event = required(choice("model_status", "status_change", "model_remove", "models_reload"))
+    data = omittable(_ModelData)
+
+
 class KeptStream(Declared):
     conversation_id = required(string())
     is_done = required(boolean())

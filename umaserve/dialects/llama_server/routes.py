@@ -35,6 +35,7 @@ from umaserve.dialects.routes import (
     Page,
     Route,
     TextReply,
+    WatchModels,
     ask,
 )
 from umaserve.wire.fields import Fields
@@ -151,6 +152,7 @@ DIALECT = HttpDialect(
         "/v1/streams/lookup": Route("POST", Page(_find_streams)),
         "/models/load": Route("POST", OperatorsPage(_load), operators=True),
         "/models/unload": Route("POST", OperatorsPage(_unload), operators=True),
+        "/models/sse": Route("GET", WatchModels(), operators=True),
         "/slots": Route("GET", _page_of_model(_slots), operators=True),
         "/slots/{id}": Route("POST", LaterPage(_slot_action), operators=True),
         "/lora-adapters": Route(

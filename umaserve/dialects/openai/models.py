@@ -17,6 +17,11 @@ _STATUS = {ModelState.LOADED: "loaded", ModelState.LOADING: "loading"}
 """llama-server's words for all states but its "unloaded"."""
 
 
+def status_value(one: ListedModel) -> str:
+    """The state of a model by llama-server's name."""
+    return _STATUS.get(one.state, "unloaded")
+
+
 def models(all_: Sequence[ListedModel], created: int, limits: RequestLimits, query: Container[str] = ()) -> bytes:
     """The body of ``GET /v1/models``; ``created`` in seconds since 1970."""
     return orjson.dumps(
@@ -57,7 +62,7 @@ def _model(one: ListedModel, created: int, limits: RequestLimits) -> dict[str, A
         "owned_by": "umaserve",
         "size": one.size_bytes,
         "needed": one.needed_bytes,
-        "status": {"value": _STATUS.get(one.state, "unloaded")},
+        "status": {"value": status_value(one)},
         **context(one.context_tokens, limits.max_tokens),
     }
     if one.state is ModelState.FAILED:
