@@ -1,7 +1,8 @@
 """A daemon that counts its work while it streams. All of it is real but the engine behind its sockets.
 
-``counted_daemon.py FOLDER STREAMS`` prints what one tick takes, as JSON: ``Work``. A tick ends when this program
-says so, and the loop then turns once; its clock stands still meanwhile, so that nothing else is due.
+``counted_daemon.py FOLDER STREAMS CLIENT`` prints what one tick takes, as JSON: ``Work``. ``CLIENT``: ``uds`` or
+``sse``. A tick ends when this program says so, and the loop then turns once; its clock stands still meanwhile, so that
+nothing else is due.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from umaserve.remote.channel import Channel
 from umaserve.remote.client import RemoteEngine
 from umaserve.remote.process import THREADS, End
 from umaserve.sessions.engine_api import Allowance, Outcome, Tick, TickResult
+from umaserve.settings.addresses import parse_address
 from umaserve.settings.daemon import Config
 from umaserve.settings.models import Catalogue, ModelSpec
 
@@ -122,13 +124,22 @@ class Handle:
 class Client:
     """One request, and its bytes as they come."""
 
-    def __init__(self, path: str, number: int) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(path)
+    event = b'"event":"token"'
+
+    def __init__(self, server: server.Server, config: Config, number: int) -> None:
+        self._socket = self._connected(server, config)
         # More tokens than are counted.
-        self._socket.sendall(uds_frame({"id": "r", "prompt": f"{number:02} {PROMPT}", "max_tokens": CELLS}))
+        self._socket.sendall(self._request({"prompt": f"{number:02} {PROMPT}", "max_tokens": CELLS}))
         self._socket.setblocking(False)
         self.bytes = self.tokens = 0
+
+    def _connected(self, _server: server.Server, config: Config) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(config.socket)
+        return connection
+
+    def _request(self, fields: dict[str, object]) -> bytes:
+        return uds_frame({"id": "r", **fields})
 
     def read(self) -> None:
         try:
@@ -136,27 +147,44 @@ class Client:
         except BlockingIOError:
             return
         self.bytes += len(data)
-        self.tokens += data.count(b'"event":"token"')
+        self.tokens += data.count(self.event)
+
+
+class SseClient(Client):
+    """One request over HTTP, whose answer comes as server-sent events."""
+
+    event = b"data: {"
+
+    def _connected(self, server: server.Server, _config: Config) -> socket.socket:
+        (address,) = [place.at for place in server._entrances.places if place.protocol == "http"]
+        return socket.create_connection(parse_address(address))
+
+    def _request(self, fields: dict[str, object]) -> bytes:
+        body = json.dumps({"stream": True, **fields}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        return head.encode() + b"Content-Type: application/json\r\n\r\n" + body
+
+
+CLIENTS = {"uds": Client, "sse": SseClient}
 
 
 class CountedDaemon:
     """Turns the daemon's loop once for each tick that it lets end."""
 
-    def __init__(self, folder: str, streams: int) -> None:
+    def __init__(self, folder: str, streams: int, client: type[Client]) -> None:
         self._engine = CountingEngine()
         self._handle = Handle(self._engine)
         self._clock = Clock()
         self._loop_calls = CallCounter(server.Server._turn.__code__)
         self._compute_calls = CallCounter(RemoteEngine.run.__code__)
-        path = os.path.join(folder, "uma.sock")
-        self._open = functools.partial(Client, path)
         self._streams = streams
-        config = Config(socket=path, memory_reserve=0, threads=1)
+        config = Config(socket=os.path.join(folder, "uma.sock"), http="127.0.0.1:0", memory_reserve=0, threads=1)
         count_threads({"compute": self._compute_calls})
         # The loop's threads and timers are made with its clock.
         with mock.patch.object(server, "Loop", functools.partial(Loop, self._clock)):
             self._server = server.Server(Catalogue(ModelSpec("stand-in", config)), lambda _spec: self._handle)
         threading.setprofile(None)
+        self._open = functools.partial(client, self._server, config)
 
     def run(self) -> None:
         """As ``Server.run``, but for the turns of the loop."""
@@ -232,5 +260,5 @@ class CountedDaemon:
 
 
 if __name__ == "__main__":
-    folder, streams = sys.argv[1:]
-    CountedDaemon(folder, int(streams)).run()
+    folder, streams, client = sys.argv[1:]
+    CountedDaemon(folder, int(streams), CLIENTS[client]).run()

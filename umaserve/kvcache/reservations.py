@@ -63,8 +63,8 @@ class Reservations:
         """Promise a stream its next cells before it needs them, as far as cells are free. Returns how many it then has
         beyond those that its next token needs; below 0: how many it lacks."""
         length, cells = session.length, session.cells
-        wanted = step(length, cells, _most(session))
-        if wanted > cells:
+        # Far from its promise, a stream needs no look at what it may have at most.
+        if cells < length + STEP // 4 and (wanted := step(length, cells, _most(session))) > cells:
             most = min(cells + self._slots.free_cells, self._slots.max_cells)
             self._slots.promise(session, min(wanted, most))
         return session.cells - length

@@ -82,6 +82,8 @@ class Channel:
         self._eof = False
         self.congested = False
         self._congested_at = self._progress_at = 0.0
+        self._watched = 0
+        """Events that the loop watches the socket for."""
         self._timer: Timer | None = None
         """Checks for a stall while bytes are queued; the linger deadline afterwards."""
         self._touch()
@@ -107,7 +109,9 @@ class Channel:
     @property
     def reading(self) -> bool:
         """Whether the peer's input is being read for the handler."""
-        return self.open and not self._eof and not self.overfull and self.handler.wants_data()
+        # Asked after each use of the channel, and so spelled out.
+        readable = self._phase is _Phase.OPEN and not self._eof and len(self._queue) <= 2 * self._high_water
+        return readable and self.handler.wants_data()
 
     @property
     def peer_gone(self) -> bool:
@@ -179,8 +183,9 @@ class Channel:
                 self.handler.drained()
             if self._phase is _Phase.FLUSHING and not self._queue:
                 self._begin_linger()
-            if self._phase is not _Phase.CLOSED:
-                self._loop.set_interest(self._sock, self._interest(), self._on_ready)
+            if self._phase is not _Phase.CLOSED and (wanted := self._interest()) != self._watched:
+                self._loop.set_interest(self._sock, wanted, self._on_ready)
+                self._watched = wanted
         except Exception:
             self._fail()
 
@@ -192,7 +197,7 @@ class Channel:
             return events
         # 3. Once the channel is closing, input is read only to be discarded.
         # 4. Before that, it is read while the handler has room, and while the peer reads its replies.
-        if not self.open or self.reading:
+        if self._phase is not _Phase.OPEN or self.reading:
             events |= READ
         return events
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from umaserve.scheduler.policy.snapshot import OtherModelsLoad, Prompt, Snapshot, Stream, is_background
 from umaserve.scheduler.work import Work
 
+_NOTHING = OtherModelsLoad()
+
 
 class OtherModels:
     """Load of each scheduler's model: what it has to run, as of its latest plan."""
@@ -28,6 +30,8 @@ class OtherModels:
     def elsewhere(self, who: object) -> OtherModelsLoad:
         """Sum of the loads of all others."""
         others = [what for other, what in self._of.items() if other is not who]
+        if not others:
+            return _NOTHING
         return OtherModelsLoad(
             decode_s=sum([one.decode_s for one in others]),
             target_s=min([one.target_s for one in others], default=math.inf),

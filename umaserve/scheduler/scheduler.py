@@ -140,8 +140,8 @@ class Scheduler:
 
     def deliver(self) -> None:
         """Hand queued outputs to their sessions' sinks."""
+        now = self._now()
         for session, output in self._sessions.deliver():
-            now = self._now()
             observe_delivery(self.metrics, session, output, now, self._targets)
             if self._spent is not None and isinstance(output, Token):
                 self._spent(session.caller, 1, now)

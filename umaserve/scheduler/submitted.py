@@ -55,8 +55,12 @@ class Submitted:
         result = self._result
         if result is None or result.outcome is not Outcome.DONE or result.failed or result.late:
             return None
-        filled = [run._replace(tokens=tokens) for run, tokens in zip(runs, result.tokens, strict=True)]
-        return None if any(run.tokens[0] in end_tokens for run in filled) else filled
+        if not end_tokens.isdisjoint([tokens[0] for tokens in result.tokens]):
+            return None
+        return [
+            Run(run.slot, run.start, tokens, run.sampler, run.logprobs)
+            for run, tokens in zip(runs, result.tokens, strict=True)
+        ]
 
     def _claim(self) -> bool:
         try:

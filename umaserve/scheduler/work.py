@@ -89,9 +89,9 @@ def moving(kv_operations: Sequence[KVOperation], threads: int) -> Work:
 
 def next_work(work: Work) -> Work:
     """The tick after ``work``, which decodes streams only: each with the token that ``work`` samples."""
-    runs = [run._replace(start=run.start + 1, tokens=TO_COME) for run in work.tick.runs]
-    tick = replace(work.tick, kv_operations=(), runs=runs)
-    return replace(work, tick=tick, cached=work.cached + len(runs))
+    before = work.tick
+    runs = [Run(run.slot, run.start + 1, TO_COME, run.sampler, run.logprobs) for run in before.runs]
+    return replace(work, tick=Tick((), runs, before.threads, before.adapters), cached=work.cached + len(runs))
 
 
 def sequence(session: Session) -> Sequence[int]:

@@ -18,6 +18,9 @@ PING_S = 15.0
 """After how many seconds of silence a stream gets a ping: clients give up after some minutes without a byte."""
 
 
+_QUIET = (Started, Placed, Prefilled)
+"""Outputs whose events are sent with those of the next one."""
+
 JSON_TYPE = ("Content-Type", "application/json")
 
 
@@ -72,7 +75,7 @@ class HttpExchange(Exchange):
         except RequestError as error:
             self._fail(index, error)
             return
-        if self._reply.streaming and not isinstance(output, Started | Placed | Prefilled):
+        if self._reply.streaming and not isinstance(output, _QUIET):
             self._flush()
         if isinstance(output, Finished) and self._reply.done:
             self.end()

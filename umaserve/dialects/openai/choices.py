@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from umaserve.chat_format.tool_calls import CallPiece, ToolCallParser
 from umaserve.core.events import FinishReason, Logprobs, PromptScores, Scored, Spoken, Token
@@ -18,9 +17,8 @@ _UNPADDED = 6
 """A multiple of this many bytes is whole 16-bit samples, and needs no base64 padding."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The part that one output adds to a choice."""
+class Part(NamedTuple):
+    """The part that one output adds to a choice. A named tuple for the reason that ``Token`` is one."""
 
     text: str = ""
     thoughts: str = ""

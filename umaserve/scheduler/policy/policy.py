@@ -99,7 +99,7 @@ def plan(snapshot: Snapshot) -> Plan:
         the_plan = _plan(snapshot, queue, adapters, len(sets))
         throttled |= the_plan.throttled
         if the_plan.decode or the_plan.prefill or the_plan.preempt:
-            return replace(the_plan, throttled=throttled)
+            return the_plan if the_plan.throttled == throttled else replace(the_plan, throttled=throttled)
     return Plan((), throttled=throttled)
 
 
