@@ -33,6 +33,8 @@ from umaserve.models.known_models import KnownModels
 from umaserve.models.registry import Models
 from umaserve.models.residency_snapshot import State
 from umaserve.remote.process import End
+from umaserve.scheduler.policy import policy
+from umaserve.scheduler.policy.burst import GATHER_S
 from umaserve.scheduler.questions import Question
 from umaserve.sessions.admission import Admission
 from umaserve.sessions.caller import Caller
@@ -983,3 +985,22 @@ def test_metrics_of_each_model(new_world: NewWorld) -> None:
 
 def test_all_states_have_a_metric() -> None:
     assert [state.value for state in ModelState] == list(MODEL_STATES)
+
+
+def test_the_loop_turns_once_more_when_a_burst_was_gathered(
+    new_world: NewWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = new_world(8 * GIB, {"chat": GIB})
+    assert world.models.default.loaded is not None
+    scheduler = world.models.default.loaded.scheduler
+    monkeypatch.setattr(policy, "gathers", lambda _snapshot: True)
+    asked = world.ask("chat")
+    world.until(lambda: scheduler.gathers)
+    assert [at for at in _due(world) if at <= world.loop.now() + GATHER_S], "the loop would sleep"
+    monkeypatch.setattr(policy, "gathers", lambda _snapshot: False)
+    world.until(lambda: asked.end)
+    assert not scheduler.gathers
+
+
+def _due(world: ModelsWorld) -> list[float]:
+    return [timer.at for timer in world.loop._timers._heap if timer.callback is not None]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.core.requests import Priority
-from umaserve.scheduler.policy.burst import BURST_S, WIDE_ROWS
+from umaserve.scheduler.policy.burst import BURST_S, GATHER_S, GATHER_SHARE, WIDE_ROWS
 from umaserve.scheduler.policy.policy import (
     HEADROOM,
     IDLE_TICK_S,
@@ -30,6 +30,7 @@ from umaserve.sessions.cost_model import Cost
 NOW = 1000.0
 COST = Cost(0.002, 0.004, 0.003, 0.0005)
 FREE = Cost(0.002, 0.0, 1e-7, 0.0)
+ROW_OF_10_MS = Cost(0.0, 0.0, 0.01)
 
 # A busy box makes no test fail.
 
@@ -963,7 +964,38 @@ PLANS = {
         did((1,), ((2, 1), (3, 10))),
     ),
     "a computed one waits for one that is prepared": (
-        snapshot([prompt(1)], preparing=1, cost=FREE, prompts_apart=True),
+        snapshot([prompt(1, arrived_at=NOW - GATHER_S)], preparing=1, cost=FREE, prompts_apart=True),
+        did((), ((1, 9),)),
+    ),
+    "a burst waits for those that are being prepared": (
+        snapshot([prompt(1), prompt(2)], preparing=1, cost=ROW_OF_10_MS, prompts_apart=True),
+        Plan((), gathers=True),
+    ),
+    "but no longer than a share of what its rows take": (
+        snapshot(
+            [prompt(1, remaining=4, arrived_at=NOW - 0.041 * GATHER_SHARE)],
+            preparing=1,
+            cost=ROW_OF_10_MS,
+            prompts_apart=True,
+        ),
+        did((), ((1, 3),)),
+    ),
+    "nor than GATHER_S": (
+        snapshot([prompt(1, arrived_at=NOW - GATHER_S)], preparing=1, cost=ROW_OF_10_MS, prompts_apart=True),
+        did((), ((1, 9),)),
+    ),
+    "nor once one of it has started": (
+        snapshot([prompt(1, started=True), prompt(2)], preparing=1, cost=ROW_OF_10_MS, prompts_apart=True),
+        did((), ((1, 9), (2, 9))),
+    ),
+    "nor beside a stream of another model": (
+        snapshot(
+            [prompt(1)],
+            preparing=1,
+            cost=ROW_OF_10_MS,
+            prompts_apart=True,
+            elsewhere=OtherModelsLoad(decode_s=0.01, target_s=1.0),
+        ),
         did((), ((1, 9),)),
     ),
     "all of a wide one beside a stream": (

@@ -18,8 +18,10 @@ from umaserve.models.model_context import ModelContext
 from umaserve.models.model_loading import MAX_PAUSE_S, ModelLoading
 from umaserve.models.model_waiting import Then, Waiting
 from umaserve.models.residency_snapshot import State
+from umaserve.net.timers import Timer
 from umaserve.remote.process import End
 from umaserve.scheduler.crash_isolation import count_loss
+from umaserve.scheduler.policy.burst import GATHER_S
 from umaserve.scheduler.questions import Question, too_many_questions
 from umaserve.sessions.engine_api import Adapters, Engine, EngineLost
 from umaserve.sessions.manager import SessionManager
@@ -50,6 +52,8 @@ class ModelHost:
         """The model with its engine; ``None`` while no engine serves it."""
         self._around = around
         self._loop = around.loop
+        self._gathering: Timer | None = None
+        """Has the loop turn when a burst of prompts has been gathered."""
         self._unload_until: float | None = None
         """Time by which the unload in progress is to be done; ``None`` while there is none."""
         self._leaving = False
@@ -322,10 +326,15 @@ class ModelHost:
         if scheduler.eager:
             # So that the loop turns once more.
             self._loop.call_soon(lambda: None)
+        if scheduler.gathers and self._gathering is None:
+            self._gathering = self._loop.call_later(GATHER_S, self._stop_gathering)
         if self._unload_until is not None and (
             self._outdated or scheduler.put_away() or self._loop.now() > self._unload_until
         ):
             self._unload()
+
+    def _stop_gathering(self) -> None:
+        self._gathering = None
 
     def tell_waiting(self) -> None:
         """Report progress to requests that wait for the model or for a slot."""

@@ -67,13 +67,15 @@ class Planner:
         self._scoring = PromptScoring()
         self._drafting_s = 0.0
         """Average time for one draft token of the draft model."""
+        self.gathers = False
+        """Whether the last plan is empty since more prompts are ready in a moment."""
         self.started: list[Session] = []
         """Sessions that got a slot by the last plan; their reused tokens are known."""
 
     def next(self, cost: Cost, threads_for: Callable[[bool], int], alone: Session | None = None) -> Work:
         """The next tick, which may be empty. ``threads_for``: as ``ThreadGovernor``'s. ``alone``: the only session that
         it may serve, if there is one."""
-        self.started = []
+        self.started, self.gathers = [], False
         self._take_back_slots()
         if self._division.possible and self._divide() and not self._slots.holders:
             # Beside the streams of other models, which it would hold up.
@@ -81,6 +83,7 @@ class Planner:
             return moving(self._slots.take_kv_operations(), threads_for(False))
         snapshot = self._snapshot(cost, self._sessions.running() if alone is None else [alone])
         the_plan = plan(snapshot)
+        self.gathers = the_plan.gathers
         for id_ in the_plan.preempt:
             self.preempt(self._sessions.get(id_))
         lacking = {stream.id for stream in snapshot.streams if stream.lacks}
@@ -362,11 +365,11 @@ class Planner:
 
 
 def _continues(stream: Session) -> bool:
-    """Whether it gets another token after the one that is computed now, and has a cell for that."""
+    """Whether a stream gets another token after the one that is computed now, and has a cell for that."""
     assert stream.prepared is not None
-    if stream.is_late:
-        return False
-    return len(stream.generated) + 1 < stream.prepared.max_tokens and stream.cells > stream.length
+    length, generated = stream.length, len(stream.generated)
+    is_late = stream.computed == length
+    return not is_late and generated + 1 < stream.prepared.max_tokens and stream.cells > length
 
 
 def _only_wait(prompts: Sequence[Session], streams: Sequence[Stream]) -> bool:

@@ -360,6 +360,11 @@ class Scheduler:
         return not self._submitted and self._sessions.changing
 
     @property
+    def gathers(self) -> bool:
+        """Whether a turn after ``GATHER_S`` has work even without an event."""
+        return self._planning.gathers
+
+    @property
     def idle(self) -> bool:
         """Whether nothing runs, and nothing is left to deliver or to take back."""
         running = any(True for _ in self._sessions.running()) or bool(self._slots.holders)

@@ -9,6 +9,9 @@ from umaserve.sessions.decodes import WIDE_ROWS
 
 BURST_S = 0.2
 """Prompts that arrive within this time are a burst."""
+GATHER_S, GATHER_SHARE = 0.03, 0.25
+"""How long a burst waits for the requests that are being prepared, in seconds, and as a share of what computing the
+prepared ones takes."""
 
 
 class Burst:
@@ -48,6 +51,19 @@ class Burst:
         if tokens < prompt.remaining or tokens == 1:
             return False
         return tokens >= WIDE_ROWS and not prompt.random if self._alone else self._possible
+
+
+def gathers(snapshot: Snapshot) -> bool:
+    """Whether nothing is to be computed yet: none of the prompts has started, and more are ready in a moment."""
+    prompts = snapshot.prompts
+    beside = bool(snapshot.streams) or snapshot.elsewhere.streaming
+    if not prompts or not snapshot.preparing or not snapshot.prompts_apart or beside:
+        return False
+    if any(prompt.started for prompt in prompts):
+        return False
+    computing_s = snapshot.cost.seconds(0, sum([prompt.remaining for prompt in prompts]), 0)
+    waited_s = snapshot.now - min([prompt.arrived_at for prompt in prompts])
+    return waited_s < min(GATHER_S, GATHER_SHARE * computing_s)
 
 
 def _is_ready(prompt: Prompt) -> bool:

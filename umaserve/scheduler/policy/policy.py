@@ -43,7 +43,9 @@ The rules, and why:
    together: each is computed up to its last token, and all last tokens have one tick. Prompts beside a stream are
    computed at half the speed (every tick then has a decode for the stream, and little time for them), and the first
    streams would keep all others waiting. A prompt waits for those that arrived at most ``BURST_S`` after it, not for
-   less urgent classes, not beyond ``AGING_S``, and not in the middle of its answer.
+   less urgent classes, not beyond ``AGING_S``, and not in the middle of its answer. Before the first of them is
+   computed, it waits for the requests that are being prepared, up to ``GATHER_S`` and ``GATHER_SHARE`` of what its own
+   rows take: with Qwen2.5 0.5B on a Xeon, each of 33 rows takes 5.4 ms, each of 128 in one decode 3.3 ms.
 11. The models of a daemon share one compute thread, on which their ticks alternate: between two tokens of a stream runs
    one tick of each model. So a tick's target is the shortest of all models' streams, and what the decodes of the
    others' streams take is taken off. What is then left for prefill goes to one model at a time: each decode has its
@@ -63,7 +65,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from umaserve.scheduler.policy.burst import Burst
+from umaserve.scheduler.policy.burst import Burst, gathers
 from umaserve.scheduler.policy.planned_cells import PlannedCells
 from umaserve.scheduler.policy.snapshot import Held, Plan, Prompt, Snapshot, Stream, is_background, urgency
 from umaserve.sessions.cost_model import MIN_TICK_S
@@ -92,6 +94,8 @@ def may_start(streams: Iterable[Stream], held: Sequence[Held], free_slots: int, 
 
 def plan(snapshot: Snapshot) -> Plan:
     """The next tick; empty when nothing can be done, or it is another model's turn."""
+    if gathers(snapshot):
+        return Plan((), adapters=snapshot.last_adapters, gathers=True)
     queue = sorted(snapshot.prompts, key=lambda one: _urgency(one, snapshot.now))
     sets = _in_turn(snapshot, queue)
     throttled = False

@@ -139,6 +139,8 @@ class Plan:
     adapters: Adapters = ()
     throttled: bool = False
     """Whether there was more to prefill than the tick's time allowed."""
+    gathers: bool = False
+    """Whether it is empty because prompts wait, for ``GATHER_S`` at most, for others to be prepared."""
 
 
 def is_background(priority: Priority, arrived_at: float, now: float) -> bool:
