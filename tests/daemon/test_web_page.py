@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import gzip
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -64,6 +65,16 @@ def test_nothing_but_its_own_files_acts_in_the_page(path: str, accept: str):
     assert (headers["X-Content-Type-Options"], headers["Referrer-Policy"]) == ("nosniff", "no-referrer")
 
 
+def test_the_page_connects_to_the_tool_servers_that_the_operator_names():
+    servers = ("https://tools.example.org/mcp", "http://127.0.0.1:9000/a;b/")
+    _, headers, body = ask("/page/tool_servers.json", page_tool_servers=servers)
+    assert (headers["Content-Type"], json.loads(body)) == ("application/json", ["/mcp", *servers])
+    for path in ("/", "/page/tool_servers.json"):
+        policy = ask(path, {"accept": BROWSERS}, page_tool_servers=servers)[1]["Content-Security-Policy"]
+        assert "; connect-src 'self' https://tools.example.org/mcp http://127.0.0.1:9000/a%3Bb/; " in policy
+    assert json.loads(ask("/page/tool_servers.json")[2]) == ["/mcp"]
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_each_file_is_served_and_not_sent_again(name: str):
     status, headers, body = ask(f"/page/{name}")
@@ -96,8 +107,9 @@ def test_each_file_is_in_the_package():
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".js") and not name.startswith("vendor/")])
 def test_imports_of_the_page_go_one_way(name: str):
-    """Vendored files are below Markdown, then answers, the voice, and these below views, which only the frame knows."""
-    order = ["vendor", "vendor/highlight", "markdown", "answers", "voice"]
+    """Vendored files are below Markdown, then answers, voice and tools, and these below views, which only the frame
+    knows."""
+    order = ["vendor", "vendor/highlight", "markdown", "answers", "voice", "tools"]
     folder = name.rpartition("/")[0]
     for imported in re.findall(rb'(?:from|import\()\s*"([^"]+)"', FILES[name].body):
         path = posixpath.normpath(posixpath.join(folder, imported.decode()))

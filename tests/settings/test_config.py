@@ -60,6 +60,7 @@ DEFAULTS: dict[str, Any] = {
     "store_age": 30.0,
     "ref_audio": "",
     "page": True,
+    "page_tool_servers": (),
     "slots_prompts": False,
     "llama_metrics": False,
     "vllm_metrics": False,
@@ -307,6 +308,9 @@ def values_of(key: str) -> st.SearchStrategy[Any]:
         return st.lists(st.sampled_from(["127.0.0.1:50052", "[::1]:1", "box.example:9"]), max_size=64).map(tuple)
     if key == "relay":
         return st.lists(st.sampled_from(RELAYS), max_size=64).map(tuple)
+    if key == "page_tool_servers":
+        servers = ["https://tools.example.org/mcp", "http://127.0.0.1:9000/", "http://[::1]:8443/a;b"]
+        return st.lists(st.sampled_from(servers), max_size=64).map(tuple)
     if key in ("worker_secret", "worker_name", "relay_provider"):
         return WORD.filter(lambda word: word != "--") | st.just(DEFAULTS[key])
     if key == "otel_endpoint":
@@ -408,6 +412,7 @@ def test_the_tables_of_this_test_cover_every_setting() -> None:
         "tensor_split",
         "override_tensor",
         "relay",
+        "page_tool_servers",
         "worker_secret",
         "worker_name",
         "relay_provider",

@@ -328,15 +328,15 @@ def missing(agent: Agent) -> str:
     return ""
 
 
-def scripted(folder: Path) -> tuple[Daemon, Script]:
-    """A daemon that answers by a script."""
+def scripted(folder: Path, *flags: str) -> tuple[Daemon, Script]:
+    """A daemon that answers by a script, with more ``flags``."""
     script = Script(folder / "script")
     variables = {
         "SCRIPT": str(folder / "script"),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/support"), os.environ.get("PYTHONPATH", "")]),
     }
     program = ("-m", "scripted_daemon")
-    return Daemon(folder, "--http", "127.0.0.1:0", *FLAGS, env=variables, program=program), script
+    return Daemon(folder, "--http", "127.0.0.1:0", *FLAGS, *flags, env=variables, program=program), script
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -49,6 +49,7 @@ const ICONS = {
   sound: "M11 5L6 9H3v6h3l5 4zM15.5 8.5a5 5 0 0 1 0 7M18.5 6a9 9 0 0 1 0 12",
   stop: "M7 7h10v10H7z",
   talk: "M4 5h16v11h-8l-4 4v-4H4zM9 9v3M12 8v5M15 9v3",
+  tool: "M20 7l-4 4-3-3 4-4a5 5 0 0 0-7 6L4 16a2 2 0 0 0 4 4l6-6a5 5 0 0 0 6-7z",
   upload: "M12 15V4M7 9l5-5 5 5M5 20h14",
   wave: "M4 10v4M8 6v12M12 9v6M16 4v16M20 10v4",
 };
@@ -104,6 +105,11 @@ export function fill(node, ...children) {
     if (there === undefined) node.append(child);
     else if (there !== child) there.before(child);
   });
+}
+
+/** Loads a style that is needed from now on; promises that it holds. */
+export function loadStyle(href) {
+  return new Promise((onload) => document.head.append(h("link", { rel: "stylesheet", href, onload, onerror: onload })));
 }
 
 /** Gives people a file to keep. */

@@ -33,6 +33,8 @@ def openapi() -> bytes:
 def own_pages(services: Services) -> HttpDialect:
     """Their routes; ``/debug/echo`` is among them only with ``--debug-echo``."""
 
+    page = web_page.WebPage(services.config.page_tool_servers)
+
     def root(request: Request) -> tuple[int, Headers, bytes]:
         if (request.header("user-agent") or "").startswith("ollama"):
             return (
@@ -41,7 +43,7 @@ def own_pages(services: Services) -> HttpDialect:
                 b"Ollama is running",
             )  # What its clients look for.
         if services.config.page and web_page.wanted(request):
-            return web_page.index(request)
+            return page.index(request)
         return 200, [("Content-Type", JSON), ("Vary", "Accept")], paths
 
     def probe(ask: Callable[[Services], tuple[int, bytes]]) -> Route:
@@ -88,8 +90,8 @@ def own_pages(services: Services) -> HttpDialect:
         "/api/settings": Route("GET", OperatorsPage(settings), operators=True),
     }
     if services.config.page:
-        routes["/docs"] = Route("GET", Document(web_page.index), public=True)
-        routes["/page/{file}"] = Route("GET", Document(web_page.file), public=True)
+        routes["/docs"] = Route("GET", Document(page.index), public=True)
+        routes["/page/{file}"] = Route("GET", Document(page.file), public=True)
     if services.config.debug_echo:
         routes["/debug/echo"] = Route("GET", Echo())
     paths = _paths([*(dialect.routes for dialect in DIALECTS), routes])

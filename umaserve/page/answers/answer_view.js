@@ -4,7 +4,8 @@ import { h, write } from "../dom.js";
 import { figuresOf } from "../words.js";
 
 const UNFINISHED = "Not finished. Unless another tab is writing it, continue it, or ask again.";
-const PHASES = { waiting: "Reading the question…", writing: "", paused: "Paused.", lost: "" };
+const CALLS_LEFT = "Not all of its calls have run. Continue this answer to run them.";
+const PHASES = { waiting: "Reading the question…", writing: "", paused: "Paused.", lost: "", calling: "" };
 
 /** For `node`, which shows that the answer is being written; `text` is to be drawn into by an `AnswerText`. */
 export function answerView(node) {
@@ -23,7 +24,8 @@ export function answerView(node) {
     if (!answer.thoughts) folded.remove();
     else if (!folded.isConnected) text.before(folded);
     write(thoughts, answer.thoughts);
-    const left = answer.error ?? (answer.request ? UNFINISHED : "");
+    const callsLeft = answer.calls?.some(({ result }) => result === undefined) ? CALLS_LEFT : "";
+    const left = answer.error ?? (answer.request ? UNFINISHED : callsLeft);
     write(note, run ? run.note || PHASES[run.phase] : left);
     const [brief, more] = figuresOf(answer, run !== null);
     figures.hidden = brief === "";

@@ -1,7 +1,9 @@
 // A conversation is a tree of turns: an edited question or another answer is a branch. Plain data, and what it means.
 //
 // A turn: {id, parent, role, text, …}, a question may have `media`: [{id, kind, name, type, size}, …]; an answer also {thoughts, tokens, marks, settings, model, stats, end, error},
-// and while it is written `request`: {id, position, paused}, by which it can be resumed.
+// and while it is written `request`: {id, position, paused, from}, by which it can be resumed. An answer that calls tools
+// has `calls`, as tools/calls.js says, and the answer to their results follows it. A conversation may have `tools`:
+// {server's address: {tool: "ask" | "always" | "never"}}, those that are switched on.
 // `tokens` are {end, logprob, others: [[text, logprob], …]}, `end` counting characters of `text`; `marks` are
 // {at, values}: from character `at` on, these `settings` were others. `chosen` has the branch that is shown, by parent.
 
@@ -64,8 +66,9 @@ export function upTo(conversation, last) {
  * has the contents of all media by their ids: texts as they are, which become part of the question, others in base64.
  */
 export function messages(conversation, last, contents) {
-  const said = upTo(conversation, last).filter(({ text, media }) => text !== "" || media);
-  const told = said.map(({ role, text, media = [] }) => {
+  const said = upTo(conversation, last).filter(({ text, media, calls }) => text !== "" || media || calls);
+  const told = said.flatMap(({ role, text, media = [], calls }) => {
+    if (calls) return withResults(text, calls);
     const [texts, others] = [media.filter(({ kind }) => kind === "text"), media.filter(({ kind }) => kind !== "text")];
     const parts = others.map(({ id, kind }) => ({ type: kind, data: contents.get(id) }));
     const whole = [...texts.map(({ id, name }) => quoted(name, contents.get(id))), text].filter(Boolean).join("\n\n");
@@ -73,6 +76,15 @@ export function messages(conversation, last, contents) {
     return { role, content: parts.length > 0 ? parts : whole };
   });
   return conversation.system.trim() ? [{ role: "system", content: conversation.system }, ...told] : told;
+}
+
+const NOT_RUN = "The user has stopped this call.";
+
+/** An answer with calls, and what came of each. */
+function withResults(text, calls) {
+  const made = calls.map(({ id, name, arguments: args }) => ({ id, type: "function", function: { name, arguments: args } }));
+  const results = calls.map(({ id, result = NOT_RUN }) => ({ role: "tool", tool_call_id: id, content: result }));
+  return [{ role: "assistant", content: text, tool_calls: made }, ...results];
 }
 
 /** A file's text with its name, in a fence that is longer than any in it. */

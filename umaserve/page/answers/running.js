@@ -9,10 +9,10 @@ const ALTERNATIVES = 6;
 
 /**
  * Goes on with `answer` to its end, and with its `request` where that was begun before the page was loaded again.
- * `change(f)` applies f to the state's run and then shows the answer again; `ended` is called last. Returns the
- * generation, to be steered.
+ * `tools` are functions that it may call, as the API has them. `change(f)` applies f to the state's run and then shows
+ * the answer again; `ended` is called last. Returns the generation, to be steered.
  */
-export function runAnswer({ api, conversation, answer, contents, settings, probabilities, change, ended }) {
+export function runAnswer({ api, conversation, answer, contents, settings, probabilities, tools = [], change, ended }) {
   const now = () => performance.now();
   const asked = now();
   const { tokens = 0, perSecond } = (answer.request && answer.stats) ?? {};
@@ -23,13 +23,14 @@ export function runAnswer({ api, conversation, answer, contents, settings, proba
     type: "config",
     model: conversation.model || undefined,
     prompt: messages(conversation, answer, contents),
+    tools: tools.length > 0 ? tools : undefined,
     parameters,
     options: { ...options, include_generated_text: false, reasoning: "separate", include_logprobs: probabilities && ALTERNATIVES },
   };
   if (!answer.request) {
     if (answer.settings) mark(answer, settings);
     else answer.settings = { ...settings };
-    Object.assign(answer, { stats: { tokens: 0 }, request: { id: null, position: 0, paused: false } });
+    Object.assign(answer, { stats: { tokens: 0 }, request: { id: null, position: 0, paused: false, from: answer.text.length } });
     delete answer.end;
     delete answer.error;
   }
@@ -78,7 +79,8 @@ export function runAnswer({ api, conversation, answer, contents, settings, proba
       run.phase = run.before;
       run.note = "Reconnected.";
     }),
-    done: ({ finish_reason: end, usage }) => {
+    done: ({ finish_reason: end, usage, tool_calls: calls, text }) => {
+      if (calls) takeCalls(answer, calls, text);
       delete answer.request;
       answer.end = end;
       if (usage) Object.assign(answer.stats, { prompt: usage.prompt_tokens, cached: usage.prefix_reused_tokens });
@@ -97,6 +99,18 @@ function addText(answer, { token, logprobs }) {
   const known = logprobs?.[0];
   const others = (logprobs ?? []).map(({ token: text, logprob }) => [text, logprob]);
   answer.tokens.push({ end: answer.text.length, logprob: known?.logprob, others });
+}
+
+/** What the model has called stands apart from what it says. */
+function takeCalls(answer, calls, said) {
+  answer.calls = calls.map(({ id, function: { name, arguments: args } }) => ({ id, name, arguments: args }));
+  const text = answer.text.slice(0, answer.request.from) + said;
+  const kept = answer.text.startsWith(text) ? text.length : answer.request.from;
+  Object.assign(answer, {
+    text,
+    tokens: answer.tokens.filter(({ end }) => end <= kept),
+    marks: answer.marks.filter(({ at }) => at <= kept),
+  });
 }
 
 /** Notes that from here on the settings are others. */

@@ -1,18 +1,15 @@
 // All that one can do in the chat. Only these change its state.
 
-import { addTurn, beginning, branches, newConversation, path, removeTurn, ROOT, upTo } from "../answers/conversation.js";
+import { addTurn, beginning, branches, newConversation, path, removeTurn, ROOT } from "../answers/conversation.js";
 import { asAsked, defaults, presets, savePreset } from "../answers/settings.js";
 import { copyText } from "../dom.js";
-import { errorWords } from "../words.js";
+import { answering } from "./answering.js";
 import { keeper } from "./kept.js";
-import { removal } from "./removal.js";
 
 const SAVE_MS = 3000;
 /** A slider moves faster than anything need be kept. */
 const SETTLED_MS = 300;
 const NOTICE_MS = 8000;
-/** Which answer this tab writes, for when it is loaded again: another tab's answers are left to that. */
-const WRITING = "umaserve.writing";
 
 /** The chat's state. `run` is the answer being written: {conversation, answer, phase, note}, from character `from` on. */
 export function chatState(wide, storage) {
@@ -41,9 +38,6 @@ export function chatState(wide, storage) {
 export function chatActions({ store, api, library, storage, tab, wide }) {
   const { state } = store;
   const kept = keeper(storage);
-  let generation = null;
-  /** What follows the running answer, once it has ended. */
-  let after = null;
   /** What the timer saves. */
   let unsaved = null;
   let saveTimer = 0;
@@ -125,73 +119,18 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     }
   }
 
-  /** Goes on with `answer`; with the request that was made for it, where it has one. */
-  async function run(conversation, answer) {
-    if (state.run) return;
-    const { probabilities } = state;
-    const again = answer.request !== undefined;
-    const before = answer.request?.paused ? "paused" : "waiting";
-    const begins = again ? { phase: "lost", before, note: "Trying to go on…" } : { phase: "waiting", note: "" };
-    update(() => (state.run = { conversation, answer, from: answer.text.length, ...begins }));
-    tab.setItem(WRITING, JSON.stringify([conversation.id, answer.id]));
-    let [running, contents] = [];
-    try {
-      running = await import("../answers/running.js").catch(() => {
-        throw new Error(errorWords({ error: "unreachable" }));
-      });
-      contents = again ? null : await library.contents(upTo(conversation, answer));
-    } catch (error) {
-      answer.error = error.message;
-      return ended(conversation, answer);
-    }
-    if (state.run.stopped) {
-      answer.end = "cancelled";
-      return ended(conversation, answer);
-    }
-    const settings = { ...conversation.settings };
-    generation = running.runAnswer({
-      ...{ api, conversation, answer, contents, settings, probabilities },
-      ended: () => ended(conversation, answer),
-      change: (f) => update(() => {
-        const known = answer.request?.id;
-        if (state.run) f(state.run);
-        // From here on another load of the page can go on with it.
-        if (answer.request?.id !== known) save(conversation);
-        else if (saveTimer === 0) saveSoon(conversation, SAVE_MS);
-      }),
-    });
-    return undefined;
+  let loading = null;
+  /** The tool servers, loaded with their first use. */
+  const loadServers = () => (loading ??= import("../tools/servers.js").then(({ toolServers }) => toolServers(api, storage)));
+
+  function ended(conversation) {
+    if (!kept.entitles()) return;
+    const named = import("./titles.js").then(({ entitle }) => entitle(api, conversation, actions.rename));
+    named.catch((error) => tell(`The model gave no title: ${error.message}`));
   }
 
-  /** Ends the running answer, also one whose media are still being read. */
-  function stop() {
-    if (generation) generation.stop();
-    else if (state.run) state.run.stopped = true;
-  }
-
-  function ended(conversation, answer) {
-    generation = null;
-    delete answer.request;
-    tab.removeItem(WRITING);
-    conversation.changed = Date.now();
-    update(() => (state.run = null));
-    save(conversation);
-    const next = after;
-    after = null;
-    if (next) next();
-    else if (kept.entitles()) {
-      const named = import("./titles.js").then(({ entitle }) => entitle(api, conversation, actions.rename));
-      named.catch((error) => tell(`The model gave no title: ${error.message}`));
-    }
-  }
-
-  function answerTo(conversation, parent, fields = {}) {
-    const blank = { thoughts: "", tokens: [], marks: [] };
-    let answer;
-    update(() => (answer = addTurn(conversation, parent, "assistant", { ...blank, ...fields })));
-    run(conversation, answer);
-    save(conversation);
-  }
+  const saveLater = (conversation) => saveTimer === 0 && saveSoon(conversation, SAVE_MS);
+  const answers = answering({ store, api, library, tab, tell, save, saveLater, ended, loadServers });
 
   /** Of the settings; a running answer gets those that differ. */
   function change(wanted) {
@@ -199,14 +138,7 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     const changed = Object.entries(wanted).filter(([name, value]) => conversation.settings[name] !== value);
     update(() => (conversation.settings = { ...conversation.settings, ...wanted }));
     keepAbout();
-    if (running?.conversation === conversation && changed.length > 0) generation?.modify(asAsked(Object.fromEntries(changed)).parameters);
-  }
-
-  /** Does it now, or when the running answer has been stopped. */
-  function instead(does) {
-    if (!state.run) return does();
-    after = does;
-    stop();
+    if (running?.conversation === conversation && changed.length > 0) answers.modify(asAsked(Object.fromEntries(changed)).parameters);
   }
 
   /** `media` are those of a turn, and have a `blob` where it is not kept yet. */
@@ -221,7 +153,7 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
       // All begun at once: the turn is shown meanwhile, and whoever reads them from now on waits until they are there.
       const kept = media.map(({ id, blob }) => blob && library.keep(conversation.id, id, blob));
       if (media.length > 0) await Promise.all(kept);
-      answerTo(conversation, turn.id);
+      answers.answerTo(conversation, turn.id);
     } catch (error) {
       update(() => {
         removeTurn(conversation, turn);
@@ -238,7 +170,7 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     return here ?? library.get(id);
   }
 
-  const removing = removal({ library, update, save, tell });
+  const removing = async () => (await import("./removal.js")).removal({ library, update, save, tell });
   const actions = {
     // -- conversations
     open: async (id) => {
@@ -247,14 +179,7 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
       if (found) show(found);
       return found !== undefined;
     },
-    /** Goes on with the answer that this tab was writing before it was loaded again. */
-    takeUp: async () => {
-      const [id, answerId] = JSON.parse(tab.getItem(WRITING) ?? "[]");
-      const conversation = id && (await library.get(id));
-      const answer = conversation?.turns[answerId];
-      if (answer?.request?.id) run(conversation, answer);
-      else tab.removeItem(WRITING);
-    },
+    takeUp: answers.takeUp,
     begin: () => {
       const { model, system, settings } = kept.own() ?? state.conversation;
       show(newConversation(model, system, { ...settings }));
@@ -262,7 +187,7 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     },
     remove: async (id) => {
       if (state.run?.conversation.id === id) return;
-      await removing.conversation(id);
+      await (await removing()).conversation(id);
       kept.forgetDraft(id);
       if (state.conversation.id === id) actions.begin();
       await relist();
@@ -323,15 +248,11 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
       });
       save(state.conversation);
     },
-    regenerate: (answer) => instead(() => answerTo(state.conversation, answer.parent)),
-    goOn: (answer) => {
-      if (state.run) return;
-      delete answer.request;
-      run(state.conversation, answer);
-    },
+    regenerate: (answer) => answers.instead(() => answers.answerTo(state.conversation, answer.parent)),
+    goOn: (answer) => answers.goOn(state.conversation, answer),
     /** Another answer that begins like this one up to token `index`, and goes on with `text` instead of it. */
-    branchAt: (answer, index, text) => instead(() => {
-      answerTo(state.conversation, answer.parent, beginning(answer, index, text));
+    branchAt: (answer, index, text) => answers.instead(() => {
+      answers.answerTo(state.conversation, answer.parent, beginning(answer, index, text));
     }),
     walk: (turn, step) => update(() => {
       const all = branches(state.conversation, turn);
@@ -343,13 +264,13 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
       const { conversation } = state;
       if (state.run) return;
       const isAll = turn.parent === ROOT && branches(conversation, turn).length === 1;
-      await (isAll ? actions.remove(conversation.id) : removing.turn(conversation, turn));
+      await (isAll ? actions.remove(conversation.id) : (await removing()).turn(conversation, turn));
     },
 
     // -- steering
-    stop,
-    pause: () => generation?.pause(),
-    resume: () => generation?.resume(),
+    stop: answers.stop,
+    pause: answers.pause,
+    resume: answers.resume,
     set: (name, value) => change({ [name]: value }),
     system: (text) => {
       update(() => (state.conversation.system = text));
@@ -357,6 +278,25 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     },
     model: (name) => {
       update(() => (state.conversation.model = name));
+      keepAbout();
+    },
+
+    // -- tools
+    servers: loadServers,
+    decide: answers.decide,
+    /** `how`: "ask", "always" or "never", or null where it is switched off. */
+    tool: (address, name, how) => {
+      const { conversation } = state;
+      update(() => {
+        const on = ((conversation.tools ??= {})[address] ??= {});
+        if (how) on[name] = how;
+        else delete on[name];
+        if (Object.keys(on).length === 0) delete conversation.tools[address];
+      });
+      keepAbout();
+    },
+    forgetServer: (address) => {
+      update(() => delete state.conversation.tools?.[address]);
       keepAbout();
     },
     probabilities: (on) => update(() => (state.probabilities = on)),

@@ -21,9 +21,10 @@ export async function exported(library) {
 /** One conversation as it is shown, to be read. */
 export function asMarkdown(conversation) {
   const system = conversation.system.trim() && `> ${conversation.system.trim().replaceAll("\n", "\n> ")}`;
-  const turns = path(conversation).map(({ role, text, media = [], model }) => {
+  const turns = path(conversation).map(({ role, text, media = [], calls = [], model }) => {
     const who = role === "user" ? "You" : model || "Answer";
-    return [`## ${who}`, ...media.map(({ name }) => `*Attached: ${name}*`), text].filter(Boolean).join("\n\n");
+    const beside = [...media.map(({ name }) => `*Attached: ${name}*`), ...calls.map(({ name }) => `*Calls ${name}*`)];
+    return [`## ${who}`, ...beside, text].filter(Boolean).join("\n\n");
   });
   return [`# ${conversation.title}`, system, ...turns].filter(Boolean).join("\n\n") + "\n";
 }
@@ -82,7 +83,13 @@ function rises(places, least, text) {
   return inside && places.every((place, i) => place >= (places[i - 1] ?? 0) + least);
 }
 
-function readAnswer({ text, thoughts, tokens, marks, settings, end, model }) {
+/** What came of calls, and not what was allowed: a file allows nothing. */
+function readCall(call) {
+  const [id, name, args] = [String(call.id), String(call.name), String(call.arguments)];
+  return { id, name, arguments: args, ...(call.result !== undefined && { state: "done", result: String(call.result) }) };
+}
+
+function readAnswer({ text, thoughts, tokens, marks, settings, end, model, calls }) {
   const number = (one) => (Number.isFinite(one) ? one : 0);
   const readTokens = (tokens ?? []).map((token) => ({
     end: number(token.end),
@@ -97,6 +104,7 @@ function readAnswer({ text, thoughts, tokens, marks, settings, end, model }) {
     settings: settings && readSettings(settings),
     end: end === undefined ? undefined : String(end),
     model: String(model ?? ""),
+    ...(Array.isArray(calls) && { calls: calls.map(readCall) }),
   };
 }
 

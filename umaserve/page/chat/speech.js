@@ -91,7 +91,7 @@ export function chatSpeech(app, store, actions) {
     node.ariaLabel = node.title = label;
     fill(node, on && voiced ? sound : silent);
     if (run !== followed) {
-      if (run && on && voiced) read(run.answer, run.from);
+      if (run && run.phase !== "calling" && on && voiced) read(run.answer, run.from);
       else if (followed?.answer === state.spoken && followed?.answer.end === "cancelled") stop();
       followed = run;
     }

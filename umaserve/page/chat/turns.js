@@ -122,8 +122,17 @@ function answerTurn(turn, { state }, actions, speech, drawer) {
   const buttons = h("div.actions");
   node.append(buttons);
   let drawn = null;
+  let calls = null;
   let editor = null;
   let version = "";
+
+  async function showCalls() {
+    if (calls === null) {
+      calls = import("./calls_view.js").then(({ callsView }) => callsView(actions));
+      view.text.after((await calls).node);
+    }
+    (await calls).show(turn.calls, state.run?.answer === turn);
+  }
 
   function showEditor() {
     const editing = state.editing === turn.id;
@@ -143,12 +152,14 @@ function answerTurn(turn, { state }, actions, speech, drawer) {
     const run = state.run?.answer === turn ? state.run : null;
     drawn ??= drawer(view.text);
     const written = [text.length, thoughts.length, marks.length, stats?.tokens, end, error, run?.phase, run?.note];
-    const beside = [!state.run, voiced, state.spoken === turn, branches(state.conversation, turn).length];
+    const called = (turn.calls ?? []).map(({ state: how }) => how);
+    const beside = [...called, !state.run, voiced, state.spoken === turn, branches(state.conversation, turn).length];
     const key = [drawn !== null, probabilities, ...written, ...beside].join();
     if (key === version) return;
     version = key;
     view.show(turn, run);
     drawn?.draw(turn, probabilities);
+    if (turn.calls) showCalls();
     tokensBy(view.text, probabilities);
     buttons.hidden = run !== null;
     if (run === null) refill(buttons, answerButtons(turn, state, actions, speech));

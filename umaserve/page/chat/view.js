@@ -10,6 +10,7 @@ import { conversationList } from "./list.js";
 import { modelPicker } from "./models.js";
 import { settingsPanel } from "./panel.js";
 import { chatSpeech } from "./speech.js";
+import { toolsButton } from "./tools.js";
 import { turnsView } from "./turns.js";
 import { voice } from "./voice.js";
 
@@ -43,7 +44,7 @@ export async function mount(root, app, signal) {
   const { state } = store;
   const speech = chatSpeech(app, store, actions);
   const talking = voice(app, store, actions, speech);
-  const writing = composer(store, actions, app, [speech.node, talking.button]);
+  const writing = composer(store, actions, app, [toolsButton(store, actions), speech.node, talking.button]);
 
   const toggle = (name, drawer, label) => {
     return iconButton(name, label, () => actions.toggle(drawer), { "aria-controls": label.toLowerCase() });

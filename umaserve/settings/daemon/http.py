@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from umaserve.settings.kinds import GIB, MIB, TIB, address, path, real, size, switch, words
+from umaserve.settings.kinds import GIB, MIB, TIB, address, path, real, size, switch, urls, words
 from umaserve.settings.sources import setting
 
 
@@ -218,6 +218,16 @@ class Http:
         "serve a page for browsers at /, to chat with the models",
         about="Whether browsers get a page at /, to chat with the models. It needs no key, but asks for one where the "
         "API does.",
+    )
+    page_tool_servers: tuple[str, ...] = setting(
+        (),
+        urls("http", "https"),
+        "http",
+        "MCP servers whose tools the page may use, besides this daemon's own; with a slash at the end, all below it",
+        about="URLs of MCP servers, at most 64, whose tools people may let a model call in the page, besides the "
+        'daemon\'s own /mcp; for example ["https://tools.example.org/mcp"]. The page connects to no other ones. A URL '
+        "that ends with a slash also allows those below it, which people add by themselves. A server has to let the "
+        "page's origin read its replies (CORS).",
     )
     slots_prompts: bool = setting(
         False,
