@@ -115,6 +115,14 @@ def test_a_tool_without_parameters_takes_none_unless_it_says_so(
             assert accepts(form, called(form, name="f", **dict.fromkeys(VALUES)), tools=[tool])
 
 
+@pytest.mark.parametrize(
+    ("required", "kept"), [([[]], []), ([{"city": 1}, "city"], ["city"]), (["city", 5, "none"], ["city"]), ("city", [])]
+)
+def test_what_is_required_in_no_valid_way_is_left_out(required: object, kept: list[str]) -> None:
+    tool = loosened(Tool("f", "", json.dumps({**SCHEMA, "required": required})))
+    assert json.loads(tool.parameters)["required"] == kept
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_an_answer_is_a_call_or_matches_the_schema(name: str) -> None:
     text = '{"type":"object","properties":{"x":{"type":"integer"}},"required":["x"]}'

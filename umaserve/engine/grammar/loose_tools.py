@@ -41,7 +41,7 @@ def outlined(tool: Tool) -> Tool:
     if not isinstance(properties, dict) or len(properties) > MAX_OUTLINED:
         return replace(tool, parameters='{"type": "object"}')
     kept = {name: _outline(part) for name, part in properties.items()}
-    needed = [name for name in required if name in kept] if isinstance(required, list) else []
+    needed = [name for name in kept if name in required] if isinstance(required, list) else []
     return replace(tool, parameters=json.dumps({"type": "object", "properties": kept, "required": needed}))
 
 
