@@ -99,7 +99,7 @@ def refusal(asked: ChatDialect, **fields: Any) -> RequestError:
 def messages(reply: Reply | None) -> list[Message]:
     if reply is None:
         return []
-    return [json.loads(payload) for payload in (reply.before, reply.payload) if payload is not None]
+    return [json.loads(payload) for payload in (*reply.before, reply.payload)]
 
 
 def sent(asked: ChatDialect, *outputs: Output) -> list[Message]:
@@ -487,7 +487,7 @@ def test_a_message_without_its_key_is_refused_before_it_is_read(wrong: object) -
     asked = dialect(key="sesame")
     error = refusal(asked, auth=wrong, messages=5)
     assert (error.fault, error.message[:5]) == (Fault.UNAUTHORIZED, "auth:")
-    assert asked.refuse(error)[1:] == (True, None, 1008)
+    assert asked.refuse(error)[1:] == (True, (), 1008)
     assert tell(dialect(key="sesame"), auth="sesame") == READ
 
 

@@ -120,9 +120,7 @@ def refusal(asked: GenerateDialect, kind: object, **fields: Any) -> RequestError
 
 
 def payloads(reply: Reply | None) -> list[bytes]:
-    if reply is None:
-        return []
-    return [reply.payload] if reply.before is None else [reply.before, reply.payload]
+    return [] if reply is None else [*reply.before, reply.payload]
 
 
 def messages(reply: Reply | None) -> list[Message]:

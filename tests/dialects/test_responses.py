@@ -35,6 +35,7 @@ from umaserve.core.requests import (
 )
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
+from umaserve.dialects.openai.errors import error_body, error_fields
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.responses import pages
 from umaserve.dialects.responses.body import ResponseBody
@@ -633,6 +634,10 @@ def test_refusals(wanted: dict[str, Any], message: str):
         ({"type": "function_call", "name": "f", "arguments": "{}"}, "call_id: expected a non-empty string"),
         ({"type": "function_call", "call_id": "1", "name": "f", "arguments": 5}, "arguments: expected a string, got"),
         ({"type": "function_call_output", "call_id": "1"}, "output: expected a string or an array of parts, got null"),
+        (
+            {"type": "function_call_output", "call_id": "1", "output": "a"},
+            "call_id: expected the call_id of a call before",
+        ),
         ({"type": "custom_tool_call", "call_id": "1", "name": "f"}, "input: expected a string, got null"),
         ({"type": "reasoning", "content": [{"type": "a"}]}, 'content[0].type: expected "reasoning_text" or '),
         ({"type": "reasoning", "encrypted_content": 5}, "encrypted_content: expected a string, got a whole number"),
@@ -686,7 +691,8 @@ def test_another_tenants_response_is_not_there():
     respond(keeping("ann", all_kept), "a")
     with pytest.raises(RequestError) as raised:
         respond(keeping("bob", all_kept), "a", previous_response_id="resp_1")
-    assert (raised.value.fault, raised.value.field) == (Fault.NOT_FOUND, "previous_response_id")
+    assert error_fields(raised.value)["code"] == "previous_response_not_found"
+    assert error_body(raised.value).status == 400
 
 
 def test_a_response_follows_another():
@@ -694,14 +700,15 @@ def test_a_response_follows_another():
     first = [
         {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": PNG}]}
     ]
-    respond(known, thought("hm"), CALL, instructions="Be brief.", input=first, tools=TOOLS)
+    made = respond(known, thought("hm"), CALL, instructions="Be brief.", input=first, tools=TOOLS)
     one = ResponseBody(known)
-    output = {"type": "function_call_output", "call_id": "1", "output": "b"}
+    call_id = made["output"][1]["call_id"]
+    output = {"type": "function_call_output", "call_id": call_id, "output": "b"}
     [asked] = one.receive(body(input=[output], previous_response_id="resp_1"))
     user, called, told = asked.prompt
     assert (user.content, len(user.attachments)) == ("a", 1)
     assert (called.thoughts, called.tool_calls[0].arguments) == ("hm", '{"x": 1}')
-    assert told == ChatTurn("tool", "b", tool_call_id="1")
+    assert told == ChatTurn("tool", "b", tool_call_id=call_id)
     for token in answer("c"):
         one.send(0, token)
     assert json.loads(one.result())["previous_response_id"] == "resp_1"

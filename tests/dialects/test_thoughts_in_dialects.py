@@ -192,13 +192,7 @@ def test_generate(reasoning: str, text: str, thoughts: str | None):
 def test_a_stream_of_generate():
     dialect, _ = generate(reasoning="separate")
     replies = [dialect.send(output) for output in (*split_tokens(TEXT), END)]
-    told = [
-        json.loads(payload)
-        for reply in replies
-        if reply is not None
-        for payload in (reply.before, reply.payload)
-        if payload
-    ]
+    told = [json.loads(payload) for reply in replies if reply is not None for payload in (*reply.before, reply.payload)]
     tokens = [message for message in told if message["type"] == "token" and "position" in message]
     assert "".join(message["token"] for message in tokens) == ANSWER
     assert "".join(message["reasoning"] for message in tokens) == THOUGHT

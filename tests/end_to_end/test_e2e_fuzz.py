@@ -277,6 +277,12 @@ MESSAGES: dict[str, list[dict[str, Any]]] = {
         {"type": "feedback", "rating": 1, "text": "Good.", "position": 2},
         {"type": "resume", "request_id": "r", "position": 0},
     ],
+    "/v1/responses": [
+        {"type": "response.create", "input": "Hi", "max_output_tokens": 4, "store": False, "stream_id": "a"},
+        {"type": "response.create", "input": [{"role": "user", "content": "Hi"}], "max_output_tokens": 4},
+        {"type": "response.create", "input": [], "instructions": "Hi", "generate": False},
+        {"type": "response.create", "input": "Hi", "previous_response_id": "resp_1", "background": False},
+    ],
     "/ws/chat": [
         {
             "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
@@ -321,7 +327,8 @@ def frames(path: str) -> st.SearchStrategy[bytes]:
 
 def received(http: Http, path: str) -> Iterator[int]:
     """The opcodes of all frames until the server closes the connection; each is as the document describes."""
-    (described,) = (op["responses"]["101"]["x-server-message"] for where, _method, op in OPERATIONS if where == path)
+    (operation,) = (op for where, method, op in OPERATIONS if (where, method) == (path, "get"))
+    described = operation["responses"]["101"]["x-server-message"]
     with contextlib.suppress(ConnectionError):
         while head := http.file.read(2):
             length = head[1] if head[1] < 126 else int.from_bytes(http.file.read(2 if head[1] == 126 else 8))

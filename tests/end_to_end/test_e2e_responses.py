@@ -11,6 +11,9 @@ import openai
 import pydantic
 import pytest
 from daemon import ANSWER_S, Daemon
+from openai.resources.responses.responses import ResponsesConnection
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from umaserve.access.keys import KeyFile
 
@@ -166,8 +169,63 @@ def test_another_keys_response_is_not_there(own_daemon, tmp_path):
         assert ann.responses.retrieve(response.id).id == response.id
         with pytest.raises(openai.NotFoundError):
             bob.responses.retrieve(response.id)
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.BadRequestError) as missing:
             create(bob, previous_response_id=response.id)
+        assert missing.value.code == "previous_response_not_found"
+        with bob.responses.connect() as socket:
+            socket.response.create(input=COLOURS, previous_response_id=response.id)
+            assert socket.recv().error.code == "previous_response_not_found"
+    with pytest.raises(InvalidStatus, match="401"), connect(f"ws://{daemon.http}/v1/responses"):
+        pass
+
+
+def until_the_end(socket: ResponsesConnection) -> list[Any]:
+    """The events up to the last one of a response."""
+    events: list[Any] = []
+    for event in socket:
+        events.append(event)
+        if event.type in ("response.completed", "response.incomplete", "response.failed", "error"):
+            break
+    return events
+
+
+def test_a_websocket_answers_as_streams_do_and_remembers(client: openai.OpenAI):
+    wanted: Any = {"model": "any", "max_output_tokens": 8, "temperature": 0, "store": False}
+    with client.responses.connect() as socket:
+        socket.response.create(input=COLOURS, **wanted)
+        socket.response.create(input="Name a fruit.", stream_id="fruit", **wanted)
+        first, fruit = until_the_end(socket), until_the_end(socket)
+        streamed = [*create(client, stream=True, max_output_tokens=8)]
+        assert [event.type for event in first] == [event.type for event in streamed]
+        assert first[-1].response.output_text == streamed[-1].response.output_text
+        assert {event.stream_id for event in fruit} == {"fruit"}
+        socket.response.create(input="And two more?", previous_response_id=first[-1].response.id, **wanted)
+        *_, followed = until_the_end(socket)
+    whole = [*(item.model_dump() for item in first[-1].response.output), {"role": "user", "content": "And two more?"}]
+    alone = create(client, input=[{"role": "user", "content": COLOURS}, *whole], max_output_tokens=8)
+    assert followed.response.output_text == alone.output_text
+    assert followed.response.usage.input_tokens == alone.usage.input_tokens
+
+
+def test_a_prompt_is_computed_beforehand(client: openai.OpenAI):
+    long = "Say what you know of the sea. " * 20
+    with client.responses.connect() as socket:
+        socket.response.create(input=[], instructions=long, generate=False, store=False)
+        *_, warm = until_the_end(socket)
+        assert (warm.response.status, warm.response.output) == ("completed", [])
+        socket.response.create(
+            input=COLOURS, instructions=long, previous_response_id=warm.response.id, max_output_tokens=2
+        )
+        *_, end = until_the_end(socket)
+    assert end.response.usage.input_tokens_details.cached_tokens > 100
+
+
+def test_who_leaves_its_websocket_ends_its_response(client: openai.OpenAI, daemon: Daemon):
+    with client.responses.connect() as socket:
+        asked = {"type": "response.create", "input": "Tell a story.", "max_output_tokens": 4000, "ignore_eos": True}
+        socket.send_raw(json.dumps(asked))
+        assert socket.recv().type == "response.created"
+    daemon.wait_until_quiet()
 
 
 def test_errors_are_openais(client: openai.OpenAI):

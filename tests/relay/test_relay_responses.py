@@ -434,7 +434,8 @@ def test_another_tenants_responses_are_not_there(tmp_path: Path) -> None:
         assert get(relay, tail, method, {}).status == 401
     client = relay.client()
     client.send(encode("POST", PATH, {"input": "x", "previous_response_id": "resp_1"}, bob))
-    assert client.receive().status == 404
+    refused = client.receive()
+    assert (refused.status, refused.json["error"]["code"]) == (400, "previous_response_not_found")
     # A worker that gives his the same name.
     ask(relay, worker, response(text="bob's"), headers=bob)
     assert "text" not in get(relay, headers=ann).json

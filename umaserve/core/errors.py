@@ -94,6 +94,13 @@ class ContextExceeded(RequestError):
         return ContextExceeded(self.prompt_tokens, self.context_tokens)
 
 
+class PreviousNotFound(RequestError):
+    """The response that another one was to follow is not there, or no longer."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(Fault.BAD_REQUEST, "previous_response_id", problem)
+
+
 def shutting_down() -> RequestError:
     """The daemon drains: another one may take the request."""
     return RequestError(Fault.SHUTTING_DOWN, "request", "the server is shutting down; try again later")

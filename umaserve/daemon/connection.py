@@ -71,7 +71,7 @@ class Connection:
     def wants_data(self) -> bool:
         if self._backlog.waiting or not self._input.may_grow:
             return False
-        return self._dialect.ready or self._codec.buffered < READ_PER_TURN
+        return self._dialect.ready or self._buffered() < READ_PER_TURN
 
     def drained(self) -> None:
         # Channels are flushed after the turn's tick was planned: the release is for a turn of its own.
@@ -101,7 +101,7 @@ class Connection:
             log.exception("%s: closed: internal error while handling its input", self._caller.peer)
             self.abort()
         self._input_handled()
-        self._input.hold(self._codec.buffered)
+        self._input.hold(self._buffered())
 
     def _input_handled(self) -> None:
         """Called when all input so far was handled, or waits."""
@@ -117,7 +117,7 @@ class Connection:
         if not self.channel.open or not self._dialect.ready:
             return False
         try:
-            payload = self._codec.next_payload()
+            payload = self._next_payload()
             if payload is None:
                 return False
             # Only whole payloads count as a sign of life: a byte now and then keeps nobody's connection open.
@@ -132,6 +132,13 @@ class Connection:
         if command is not None:
             self._dispatch(command)
         return True
+
+    def _next_payload(self) -> bytes | None:
+        return self._codec.next_payload()
+
+    def _buffered(self) -> int:
+        """Bytes received and not yet handled."""
+        return self._codec.buffered
 
     def _dispatch(self, command: Command) -> None:
         sessions = () if self._exchange is None else self._exchange.sessions
@@ -215,8 +222,8 @@ class Connection:
     def _reply(self, reply: Reply | None) -> None:
         if reply is None:
             return
-        if reply.before is not None:
-            self.channel.write(self._codec.send(reply.before))
+        for payload in reply.before:
+            self.channel.write(self._codec.send(payload))
         self.channel.write(self._codec.send(reply.payload))
         if reply.close:
             self._abandon()

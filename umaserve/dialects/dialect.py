@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from umaserve.core.commands import Command
@@ -20,14 +20,14 @@ FINISH_REASONS: Mapping[FinishReason, str] = {
 
 
 class Reply(NamedTuple):
-    """A payload to send, whether to close the connection after it, and a payload to send before it.
+    """A payload to send, whether to close the connection after it, and payloads to send before it.
 
     ``code`` is the WebSocket's close code.
     """
 
     payload: bytes
     close: bool = False
-    before: bytes | None = None
+    before: Sequence[bytes] = ()
     code: int = CloseCode.NORMAL_CLOSURE
 
 

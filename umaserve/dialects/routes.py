@@ -173,13 +173,15 @@ class FileContent:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A WebSocket's messages. The dialect gets an ``Authenticate`` if the client has still to present a key.
+    """A WebSocket's messages. The dialect gets an ``Authenticate`` if the client has still to present a key, which it
+    may where ``key_in_message``: browsers' pages can't send one with a handshake.
 
     ``resumable``: the dialect is a ``ResumableDialect``, whose generation survives a lost connection. ``media``: as in
     ``TextReply``, for a client that has presented a key or needs none.
     """
 
     new_dialect: Callable[[Facts, Authenticate | None], Dialect]
+    key_in_message: bool = False
     resumable: bool = False
     media: bool = False
 

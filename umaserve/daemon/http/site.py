@@ -104,8 +104,9 @@ class DaemonSite:
         return functools.partial(self._serve, found, self._caller(head, found, peer))
 
     def _caller(self, head: Request, found: Found, peer: str) -> Caller:
-        # A browser's page can't send a key with a handshake: its first message does.
-        unproven = isinstance(found.route.endpoint, Conversation) and self._gate.presented_key(head) is None
+        endpoint = found.route.endpoint
+        proves_later = isinstance(endpoint, Conversation) and endpoint.key_in_message
+        unproven = proves_later and self._gate.presented_key(head) is None
         if found.route.public or unproven:
             caller = Caller(found.dialect.name, peer)
         elif granted := self._by_secret(head, found, peer):

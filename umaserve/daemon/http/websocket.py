@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from umaserve.access.gate import Gate
@@ -10,7 +11,7 @@ from umaserve.core.requests import Generate
 from umaserve.daemon.connection import Connection, Lost
 from umaserve.daemon.services import Services
 from umaserve.dialects.dialect import Dialect
-from umaserve.net.channel import Channel
+from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.net.pings import Pings
 from umaserve.sessions.caller import Caller
 from umaserve.wire.websocket import CloseCode, State, WebSocketCodec
@@ -43,6 +44,8 @@ class WebSocketConnection(Connection):
     ) -> None:
         self._gate = gate
         self._authenticated = authenticated
+        self._ahead: deque[bytes] = deque()
+        """Messages that came while the dialect was not ready for them."""
         dialect = new_dialect(None if authenticated else self._authenticate)
         super().__init__(services, channel, codec, dialect, caller, lost)
         if not authenticated:
@@ -66,6 +69,26 @@ class WebSocketConnection(Connection):
         self._pings.cancel()
         self._part(lost=True)
         super().connection_lost()
+
+    def _handle_one(self) -> bool:
+        if self._dialect.ready or self._read_ahead >= READ_PER_TURN:
+            return super()._handle_one()
+        # Pings and the client's close frame don't wait for the answer that runs.
+        payload = self._codec.next_payload()
+        if payload is None:
+            return False
+        self._ahead.append(payload)
+        return True
+
+    @property
+    def _read_ahead(self) -> int:
+        return sum(map(len, self._ahead))
+
+    def _next_payload(self) -> bytes | None:
+        return self._ahead.popleft() if self._ahead else super()._next_payload()
+
+    def _buffered(self) -> int:
+        return super()._buffered() + self._read_ahead
 
     def _input_handled(self) -> None:
         if self._codec.mistake is not None and self._explains:

@@ -20,7 +20,7 @@ def _conversation(facts: Facts, authenticate: Authenticate | None) -> ChatDialec
 
 DIALECT = HttpDialect(
     "chat",
-    {"/ws/chat": Route("GET", Conversation(_conversation, media=True))},
+    {"/ws/chat": Route("GET", Conversation(_conversation, key_in_message=True, media=True))},
     ERRORS,
     REFERENCE,
 )

@@ -105,7 +105,7 @@ class GenerateDialect:
                 return _feedback(fields, self._generation)
 
     def send(self, output: Output) -> Reply | None:
-        """The messages for ``output``, at most two; the first of two is in ``Reply.before``."""
+        """The messages for ``output``; all but the last are in ``Reply.before``."""
         generation = self._generation
         match output:
             case FeedbackKept():
@@ -122,7 +122,7 @@ class GenerateDialect:
                 messages = generation.send(output)
         if not messages:
             return None
-        return Reply(messages[-1], before=messages[0] if len(messages) == 2 else None)
+        return Reply(messages[-1], before=messages[:-1])
 
     def refuse(self, error: RequestError) -> Reply:
         """The error message for a received payload. It ends nothing, except the connection of a client without a

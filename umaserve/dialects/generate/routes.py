@@ -34,7 +34,7 @@ def _body(facts: Facts) -> GenerateBody:
 
 DIALECT = HttpDialect(
     "generate",
-    {"/generate": Route("GET", Conversation(conversation, resumable=True, media=True))},
+    {"/generate": Route("GET", Conversation(conversation, key_in_message=True, resumable=True, media=True))},
     ERRORS,
     REFERENCE,
 )

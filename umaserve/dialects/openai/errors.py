@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import orjson
 
-from umaserve.core.errors import ContextExceeded, Fault, RequestError
+from umaserve.core.errors import ContextExceeded, Fault, PreviousNotFound, RequestError
 from umaserve.dialects.http import HTTP_STATUS, ErrorReply, ErrorShape, error_headers
 
 _INVALID, _SERVER = "invalid_request_error", "server_error"
@@ -41,6 +41,8 @@ _OF_FIELDS = (Fault.BAD_REQUEST, Fault.NOT_SUPPORTED, Fault.PROMPT_TOO_LARGE, Fa
 def error_fields(error: RequestError) -> dict[str, str | None]:
     """What a reply tells of an error."""
     kind, code = _ERRORS[error.fault]
+    if isinstance(error, PreviousNotFound):
+        code = "previous_response_not_found"
     param = (error.field or None) if error.fault in _OF_FIELDS else None
     return {"message": error.message, "type": kind, "param": param, "code": code}
 

@@ -18,10 +18,12 @@ from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.openai.choices import scored
 from umaserve.dialects.openai.errors import error_body
+from umaserve.dialects.parameters import json_body
 from umaserve.dialects.responses.keeping import Continued
-from umaserve.dialects.responses.kept import StoredResponse
+from umaserve.dialects.responses.kept import StoredResponse, TenantsEntries
 from umaserve.dialects.responses.output import Event, OutputItems
 from umaserve.dialects.responses.requests import response_request
+from umaserve.dialects.responses.schemas import ResponseRequest
 
 _ENDS: dict[FinishReason, tuple[str, str | None]] = {
     FinishReason.STOP: ("completed", None),
@@ -66,6 +68,7 @@ class ResponseBody:
         self._model = ""
         self._shown: Mapping[str, Any] = {}
         self._kept: StoredResponse | None = None
+        self._place: TenantsEntries[StoredResponse] | None = None
         self._continued: Continued | None = None
         self._background = False
         self._status = "in_progress"
@@ -84,18 +87,25 @@ class ResponseBody:
 
     def receive(self, body: bytes) -> Sequence[Generate]:
         """The one request in ``body``; raises ``RequestError``."""
-        asked = response_request(body, self._facts.limits, self._id, self._facts.kept)
+        return [self.begin(ResponseRequest.view(json_body(body)), len(body))]
+
+    def begin(
+        self, given: ResponseRequest, n_bytes: int, unstored: TenantsEntries[StoredResponse] | None = None
+    ) -> Generate:
+        """The request in a body of ``n_bytes``; raises ``RequestError``. ``unstored``: as in ``keeping``."""
+        asked = response_request(given, n_bytes, self._facts.limits, self._id, self._facts.kept, unstored)
         parser = self._parser(asked.request)
         self._output = OutputItems(parser, asked.tools, self._unique, seals=asked.sealed)
         self._model = asked.request.model
         # Without the request, so as not to keep the prompt's media in memory.
         self._stream, self._shown = asked.stream, {**asked.shown, **self._facts.kept_by_relay}
-        self._kept, self._continued, self._background = asked.kept, asked.continued, asked.background
+        self._kept, self._place, self._continued = asked.kept, asked.place, asked.continued
+        self._background = asked.background
         if asked.background:
             self._status = "queued"
             # Nobody waits for it at a connection.
-            return [replace(asked.request, priority=Priority.BACKGROUND)]
-        return [asked.request]
+            return replace(asked.request, priority=Priority.BACKGROUND)
+        return asked.request
 
     @property
     def background(self) -> bool:
@@ -149,8 +159,12 @@ class ResponseBody:
 
     def frame(self, data: bytes) -> bytes:
         """One event with its number. The first one comes after those that open every stream."""
+        return b"".join(self.numbered(data))
+
+    def numbered(self, data: bytes) -> list[bytes]:
+        """The events that ``frame`` joins."""
         opening = [] if self._n_events else [self._data(self._event(kind)) for kind in _OPENING]
-        return b"".join(map(self._numbered, [*opening, data]))
+        return [*map(self._numbered, [*opening, data])]
 
     def ping(self) -> bytes:
         """An event: programs that give up after some minutes without one don't count comments."""
@@ -161,9 +175,11 @@ class ResponseBody:
         return orjson.dumps(self._response())
 
     def _numbered(self, data: bytes) -> bytes:
-        number = self._n_events
+        return b'%b,"sequence_number":%d}\n\n' % (data, self._next_number())
+
+    def _next_number(self) -> int:
         self._n_events += 1
-        return b'%b,"sequence_number":%d}\n\n' % (data, number)
+        return self._n_events - 1
 
     @staticmethod
     def _data(event: Event) -> bytes:
@@ -206,11 +222,11 @@ class ResponseBody:
 
     def _keep(self) -> None:
         """Keep the response as it is now. One in the background that was deleted meanwhile stays deleted."""
-        kept, all_kept = self._kept, self._facts.kept
-        if kept is None or all_kept is None or kept.deleted:
+        kept, place = self._kept, self._place
+        if kept is None or place is None or kept.deleted:
             return
         kept.response = self.result()
-        all_kept.responses.keep(kept)
+        place.keep(kept)
 
     def _response(self, *, ended: bool = True) -> dict[str, Any]:
         info = self._facts.model(self._model)

@@ -45,10 +45,12 @@ def turns(instructions: str, items: Sequence[Fields], limits: RequestLimits) -> 
     """The conversation for the model; raises ``RequestError`` if an item is invalid or together they are too long."""
     read = [ChatTurn("system", instructions)] if instructions else []
     answer = _Answer()
+    called: set[str] = set()
     compacted = False
     for item in map(read_item, items):
         compacted |= isinstance(item, ResponseCompaction)
         turn = _turn(item, answer)
+        _check_call(item, called)
         if turn is not None:
             read += [*answer.take(), turn]
     read += answer.take()
@@ -56,6 +58,16 @@ def turns(instructions: str, items: Sequence[Fields], limits: RequestLimits) -> 
     check_media(read, "input")
     conversation = tuple(in_order_of_calls(with_one_system(read)))
     return with_joined_users(conversation) if compacted else conversation
+
+
+def _check_call(item: Declared, called: set[str]) -> None:
+    """Refuse the output of a call that was not made; ``called``: ids of the calls so far, to which the item's is
+    added."""
+    match item:
+        case ResponseFunctionCall() | ResponseCustomToolCall():
+            called.add(item.call_id)
+        case ResponseCallOutput() if item.call_id not in called:
+            raise out_of_range(item.name("call_id"), "the call_id of a call before it", f'"{item.call_id[:64]}"')
 
 
 def check_items(items: Iterable[Fields]) -> None:

@@ -10,14 +10,11 @@ from typing import Any
 
 import orjson
 
-from umaserve.core.errors import Fault, RequestError
+from umaserve.core.errors import Fault, PreviousNotFound, RequestError
 from umaserve.dialects.responses.kept import StoredConversation, StoredResponse, TenantsEntries, TenantsKept
-from umaserve.dialects.responses.schemas import CompactionRequest, ResponseOptions
+from umaserve.dialects.responses.schemas import MAX_ITEMS, CompactionRequest, ResponseOptions
 from umaserve.wire.fields import Fields, bad_request, out_of_range
 from umaserve.wire.long_texts import as_string
-
-MAX_ITEMS = 4096
-"""The most items of a conversation."""
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +64,8 @@ class Keeping:
     """The name of the field with the body's items."""
     kept: TenantsKept | None
     """What is kept for the caller, if anything is."""
+    place: TenantsEntries[StoredResponse] | None
+    """Where the response is kept, if it is."""
 
     @property
     def whole(self) -> list[Fields]:
@@ -76,9 +75,9 @@ class Keeping:
 
     def own(self, new_id: str, n_bytes: int) -> StoredResponse | None:
         """The response to keep of a body of ``n_bytes``; ``None``: nothing. Raises ``RequestError``."""
-        if not self.store or self.kept is None:
+        if self.place is None:
             return None
-        most = self.kept.responses.max_bytes
+        most = self.place.max_bytes
         if n_bytes + sum(map(len, self.earlier)) > most:
             if self.background:
                 problem = f"expected at most {most} bytes with all items before where background is true, got more"
@@ -105,7 +104,7 @@ class Keeping:
         return {
             "background": self.background,
             "previous_response_id": self.previous,
-            "store": own is not None,
+            "store": self.store and own is not None,
             **({} if self.conversation is None else {"conversation": {"id": self.conversation.id}}),
         }
 
@@ -135,12 +134,14 @@ def relay_fields(headers: Mapping[str, str]) -> Mapping[str, Any]:
     return told if well else {}
 
 
-def keeping(fields: Fields, kept: TenantsKept | None) -> Keeping:
+def keeping(
+    fields: Fields, kept: TenantsKept | None, unstored: TenantsEntries[StoredResponse] | None = None
+) -> Keeping:
     """Read the wishes from a body's fields; raises ``RequestError``. ``kept``: what is kept for the caller, if anything
-    is."""
+    is. ``unstored``: the responses that its connection keeps, if it does."""
     given = ResponseOptions.view(fields)
     conversation = _gone_on_with(given, kept)
-    previous, earlier = _followed(given, kept)
+    previous, earlier = _followed(given, kept, unstored)
     if conversation is not None:
         earlier = tuple(conversation.items.values())
     items, field = _items(given.input, given.name("input")), given.name("input")
@@ -152,7 +153,9 @@ def keeping(fields: Fields, kept: TenantsKept | None) -> Keeping:
     if background and given.stream:
         problem = "expected false where background is true, got true: fetch the response until it has ended"
         raise RequestError(Fault.BAD_REQUEST, given.name("stream"), problem)
-    return Keeping(previous, conversation, earlier, items, store and kept is not None, background, field, kept)
+    stores = store and kept is not None
+    place = kept.responses if store and kept is not None else unstored
+    return Keeping(previous, conversation, earlier, items, stores, background, field, kept, place)
 
 
 def compacting(fields: Fields, kept: TenantsKept | None) -> Keeping:
@@ -164,7 +167,7 @@ def compacting(fields: Fields, kept: TenantsKept | None) -> Keeping:
     if wanted is None and previous is None:
         raise bad_request(field, "a string or an array of items where previous_response_id is absent", None)
     items = [] if wanted is None else _items(wanted, field)
-    return Keeping(previous, None, earlier, items, store=False, background=False, field=field, kept=kept)
+    return Keeping(previous, None, earlier, items, store=False, background=False, field=field, kept=kept, place=None)
 
 
 def _items(wanted: str | Sequence[Fields], field: str) -> Sequence[Fields]:
@@ -173,7 +176,9 @@ def _items(wanted: str | Sequence[Fields], field: str) -> Sequence[Fields]:
 
 
 def _followed(
-    given: ResponseOptions | CompactionRequest, kept: TenantsKept | None
+    given: ResponseOptions | CompactionRequest,
+    kept: TenantsKept | None,
+    unstored: TenantsEntries[StoredResponse] | None = None,
 ) -> tuple[str | None, tuple[bytes, ...]]:
     """The id of the response that a body follows, if any, and all items up to that response's end."""
     previous, field = given.previous_response_id, given.name("previous_response_id")
@@ -181,11 +186,20 @@ def _followed(
         return None, ()
     if kept is None:
         raise RequestError(Fault.BAD_REQUEST, field, f"expected to be absent: {_ANEW}; send all items")
-    found = kept.responses.get(previous, field)
+    found = None if unstored is None else unstored.find(previous)
+    if found is None:
+        found = _stored(previous, kept, field)
     if found.cancel is not None:
         problem = "expected a response that has ended, got one that still runs in the background"
         raise RequestError(Fault.BAD_REQUEST, field, problem)
     return previous, (*found.input, *found.output)
+
+
+def _stored(previous: str, kept: TenantsKept, field: str) -> StoredResponse:
+    try:
+        return kept.responses.get(previous, field)
+    except RequestError as error:
+        raise PreviousNotFound(error.problem) from None
 
 
 def _gone_on_with(given: ResponseOptions, kept: TenantsKept | None) -> StoredConversation | None:

@@ -239,6 +239,9 @@ class TenantsEntries(Generic[E]):
         """The entry of this id; raises ``RequestError``."""
         return self._all.get(self._tenant, entry_id, name)
 
+    def find(self, entry_id: str) -> E | None:
+        return self._all.find(self._tenant, entry_id)
+
     def all(self) -> list[E]:
         """The entries, the oldest first."""
         return self._all.all(self._tenant)

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from umaserve.dialects.openai.reference import ERRORS
-from umaserve.dialects.reference import MAX_TOKENS, Body, Described, Operation, Parameter, Reference, Reply, query_of
+from umaserve.dialects.reference import (
+    HANDSHAKE,
+    MAX_TOKENS,
+    Body,
+    Described,
+    Operation,
+    Parameter,
+    Reference,
+    Reply,
+    query_of,
+    upgraded,
+)
 from umaserve.dialects.responses.conversations_reference import CONVERSATIONS
 from umaserve.dialects.responses.kept_schemas import ItemsQuery
 from umaserve.dialects.responses.reply_schemas import (
@@ -17,6 +28,7 @@ from umaserve.dialects.responses.reply_schemas import (
     ResponseEvent,
 )
 from umaserve.dialects.responses.schemas import CompactionRequest, ResponseRequest
+from umaserve.dialects.responses.websocket_schemas import ResponseCreate, ResponseServerMessage
 
 _COLOURS = "Name three colours."
 _EXAMPLES = {
@@ -102,6 +114,20 @@ REFERENCE = Reference(
                     headers={"x-umaserve-max-tokens": MAX_TOKENS},
                 )
             },
+        ),
+        ("GET", "/v1/responses"): Operation(
+            "connectResponses",
+            "WebSocket: responses one after another",
+            "Also at /responses. OpenAI's WebSocket mode: text messages, each one JSON object. Each message of the "
+            "client's (x-client-message) is a body of POST /v1/responses and asks for a response, whose events come as "
+            "messages (x-server-message); one that comes meanwhile waits. previous_response_id may name a response of "
+            "this connection that isn't stored, as long as those take up to 2 MiB, the latest last; where what follows "
+            "fails, it is forgotten. Closing the connection cancels the response. A message may have up to "
+            "--max-chat-bytes bytes. Not through relays.",
+            parameters=HANDSHAKE,
+            replies=upgraded(
+                ERRORS.error, also={"x-client-message": ResponseCreate, "x-server-message": ResponseServerMessage}
+            ),
         ),
         ("POST", "/v1/responses/input_tokens"): Operation(
             "countResponseTokens",

@@ -170,7 +170,8 @@ class Response(Declared):
 
 def _event(*types: str, **more: Kind[Any] | type[Declared]) -> type[Declared]:
     kinds = {"type": choice(*types), "sequence_number": whole(0), **more}
-    return type("_Event", (Declared,), {name: required(kind) for name, kind in kinds.items()})
+    named = {"stream_id": omittable(string(), "On the WebSocket: as the client's message has it.")}
+    return type("_Event", (Declared,), {name: required(kind) for name, kind in kinds.items()} | named)
 
 
 _IN_ITEM: dict[str, Kind[Any]] = {"item_id": string(), "output_index": whole()}

@@ -14,7 +14,6 @@ from umaserve.core.requests import Generate, Grammar, Syntax
 from umaserve.dialects.grammars import ANY_OBJECT, only_one
 from umaserve.dialects.parameters import (
     RequestLimits,
-    json_body,
     sampling,
     template_kwargs,
     with_targets,
@@ -24,7 +23,7 @@ from umaserve.dialects.parameters import (
 from umaserve.dialects.responses import schemas
 from umaserve.dialects.responses.items import turns
 from umaserve.dialects.responses.keeping import Continued, keeping
-from umaserve.dialects.responses.kept import StoredResponse, TenantsKept
+from umaserve.dialects.responses.kept import StoredResponse, TenantsEntries, TenantsKept
 from umaserve.dialects.responses.tools import OfferedTool, chosen_tools, tools
 from umaserve.dialects.sampling_schemas import DEFAULTS
 
@@ -43,6 +42,8 @@ class ResponseRequest:
     """Tools that may be called, by their names for the model."""
     kept: StoredResponse | None
     """The response to keep for other requests; ``None``: nothing."""
+    place: TenantsEntries[StoredResponse] | None
+    """Where it is kept."""
     continued: Continued | None
     """The conversation that it goes on with, if any."""
     background: bool
@@ -52,15 +53,21 @@ class ResponseRequest:
     """Fields of the request that the response repeats."""
 
 
-def response_request(body: bytes, limits: RequestLimits, new_id: str, kept: TenantsKept | None) -> ResponseRequest:
-    """Parse a body of ``POST /v1/responses``; raises ``RequestError``. Fields that it doesn't know are ignored.
-    ``kept``: what is kept for the caller, if anything is."""
-    given = schemas.ResponseRequest.view(json_body(body))
+def response_request(
+    given: schemas.ResponseRequest,
+    n_bytes: int,
+    limits: RequestLimits,
+    new_id: str,
+    kept: TenantsKept | None,
+    unstored: TenantsEntries[StoredResponse] | None = None,
+) -> ResponseRequest:
+    """Read a body of ``POST /v1/responses``, of ``n_bytes``; raises ``RequestError``. Fields that it doesn't know are
+    ignored. ``kept``, ``unstored``: as in ``keeping``."""
     _ = given.prompt
     # Never done without a word: a prompt that is too long is refused.
     _ = given.truncation, given.service_tier
     model, instructions = given.model or "", given.instructions or ""
-    asked = keeping(given, kept)
+    asked = keeping(given, kept, unstored)
     offered, shown_tools = tools(given, limits)
     choice = chosen_tools(given, offered)
     text_format, shown_text = _text(given)
@@ -89,7 +96,7 @@ def response_request(body: bytes, limits: RequestLimits, new_id: str, kept: Tena
         model=model,
     )
     request = with_targets(with_thoughts(request, given, split=True), given)
-    own = asked.own(new_id, len(body))
+    own = asked.own(new_id, n_bytes)
     shown = {
         **asked.shown(own),
         "frequency_penalty": chosen.frequency_penalty,
@@ -119,6 +126,7 @@ def response_request(body: bytes, limits: RequestLimits, new_id: str, kept: Tena
         given.stream,
         called,
         own,
+        asked.place,
         asked.continued(new_id),
         asked.background,
         sealed=_SEALED in include,

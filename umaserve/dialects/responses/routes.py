@@ -10,23 +10,42 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.queries import CountPrompt
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.openai.errors import ERRORS
+from umaserve.dialects.parameters import json_body
 from umaserve.dialects.responses import conversations, pages
 from umaserve.dialects.responses.body import ResponseBody
 from umaserve.dialects.responses.compaction import CompactionBody
 from umaserve.dialects.responses.kept import TenantsKept
 from umaserve.dialects.responses.reference import REFERENCE
 from umaserve.dialects.responses.requests import response_request
-from umaserve.dialects.routes import Asked, EngineQuestion, HttpDialect, KeptTextReply, Page, Route, TextReply, ask
+from umaserve.dialects.responses.schemas import ResponseRequest
+from umaserve.dialects.responses.websocket import ResponsesDialect
+from umaserve.dialects.routes import (
+    Asked,
+    Authenticate,
+    Conversation,
+    EngineQuestion,
+    HttpDialect,
+    KeptTextReply,
+    Page,
+    Route,
+    TextReply,
+    ask,
+)
 from umaserve.wire.http_head import Request
 
 
 def _count(body: bytes, facts: Facts) -> Asked:
-    request = response_request(body, facts.limits, "", facts.kept).request
+    given = ResponseRequest.view(json_body(body))
+    request = response_request(given, len(body), facts.limits, "", facts.kept).request
     return ask(
         CountPrompt(request),
         lambda answer: orjson.dumps({"object": "response.input_tokens", "input_tokens": answer.tokens}),
         request.model,
     )
+
+
+def _conversation(facts: Facts, _authenticate: Authenticate | None) -> ResponsesDialect:
+    return ResponsesDialect(facts)
 
 
 def _page(make: Callable[[TenantsKept, Request], pages.Reply]) -> Page:
@@ -57,7 +76,9 @@ def _conversation_route(by_method: Mapping[str, Callable[[conversations.Asked], 
 DIALECT = HttpDialect(
     "responses",
     {
-        pages.PATH: Route("POST", KeptTextReply(ResponseBody, media=True)),
+        pages.PATH: Route(
+            "POST", KeptTextReply(ResponseBody, media=True), also=Route("GET", Conversation(_conversation, media=True))
+        ),
         f"{pages.PATH}/input_tokens": Route("POST", EngineQuestion(_count, media=True)),
         f"{pages.PATH}/compact": Route("POST", TextReply(CompactionBody, media=True)),
         f"{pages.PATH}/{{response_id}}": Route("GET", _page(pages.retrieve), also=Route("DELETE", _page(pages.delete))),

@@ -52,7 +52,7 @@ from umaserve.wire.declared import (
 )
 from umaserve.wire.fields import Fields, bad_request, out_of_range
 
-MAX_PARTS, MAX_TOOLS, MAX_METADATA = 256, 256, 16
+MAX_ITEMS, MAX_PARTS, MAX_TOOLS, MAX_METADATA = 4096, 256, 256, 16
 STATUS = choice("in_progress", "completed", "incomplete")
 _NAME = string(1, 256)
 
@@ -300,7 +300,7 @@ def _no_prompt(_given: Any, path: str) -> None:
 
 
 _MODEL = optional(string(max_bytes=MAX_ID_BYTES), ABOUT_MODEL)
-_INPUT = text_or(ResponseInputItem, 1, 4096, of="items")
+_INPUT = text_or(ResponseInputItem, 1, MAX_ITEMS, of="items")
 _PREVIOUS = optional(string(1, MAX_ID_BYTES), "The id of a stored response: its items precede these.")
 
 
