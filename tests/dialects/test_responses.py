@@ -20,7 +20,20 @@ from routes import facts
 
 from tests.support.routes import MODEL_INFO
 from umaserve.core.errors import ContextExceeded, Fault, RequestError
-from umaserve.core.events import Finished, FinishReason, Logprobs, Placed, Scored, Started, Token, Usage, Waiting
+from umaserve.core.events import (
+    Finished,
+    FinishReason,
+    Logprobs,
+    Placed,
+    Prefilled,
+    Prefilling,
+    Scored,
+    Started,
+    Timing,
+    Token,
+    Usage,
+    Waiting,
+)
 from umaserve.core.requests import (
     Attachment,
     Audio,
@@ -43,6 +56,7 @@ from umaserve.dialects.responses.items import sealed
 from umaserve.dialects.responses.keeping import RELAY_HEADER, relay_fields
 from umaserve.dialects.responses.kept import MAX_AGE_S, MAX_BYTES, AllKept, StoredResponse
 from umaserve.dialects.skipped_tools import log_ignored
+from umaserve.dialects.timings import timings
 from umaserve.wire.http_head import Request
 
 # A busy machine is no fault of the code.
@@ -252,7 +266,8 @@ def test_the_order_of_events_for_any_answer_however_it_is_cut(
     told = events(answer(*cut, reason=reason), **wanted)
     order = ordered(told)
     assert order.state == ("completed" if reason is FinishReason.STOP else "incomplete")
-    assert order.final == reply(answer(*cut, reason=reason), **wanted)
+    whole = reply(answer(*cut, reason=reason), **wanted)
+    assert {**order.final, "timings": whole["timings"]} == whole
     assert order.items == reply(answer(*pieces, reason=reason), **wanted)["output"]
     assert all(item["status"] == "completed" for item in order.items[:-1] if item["type"] in ("message", "reasoning"))
     for item in order.items:
@@ -294,7 +309,9 @@ def test_a_stream():
     }
     assert told[0]["response"]["usage"] is None
     assert told[0]["response"].keys() == final.keys()
-    assert final == reply(answer("Hello")) | {"usage": final["usage"]}
+    whole = reply(answer("Hello"))
+    assert final == {key: whole[key] for key in final} | {"usage": final["usage"]}
+    assert whole.keys() - final.keys() == {"timings"}
 
 
 def test_a_stream_in_which_nothing_comes_says_that_it_goes_on():
@@ -645,6 +662,36 @@ def test_refusals(wanted: dict[str, Any], message: str):
 )
 def test_refused_items(item: dict[str, Any], message: str):
     assert refused(input=[item]).startswith(f"input[0].{message}")
+
+
+# -- timings, as llama-server has them ---------------------------------------------------------------------------
+
+
+def test_the_end_has_the_timings():
+    outputs = [*answer("a", "b")[:-1], Finished(FinishReason.STOP, Usage(9, 2, 4), Timing(0.1, 0.6, 1.1))]
+    wanted = timings(outputs[-1].usage, outputs[-1].timing)
+    assert reply(outputs)["timings"] == wanted
+    told = events(outputs)
+    assert [event.get("timings") for event in told] == [*[None] * (len(told) - 1), wanted]
+
+
+def test_parts_have_timings_and_the_prompt_its_progress():
+    outputs = [
+        *(Placed(), Prefilling(9, 4, 6, 0.2), Prefilled(9, 4, 0.1)),
+        *(Token("a", 5, elapsed_s=0.6), Token("b", 5, elapsed_s=1.1)),
+        Finished(FinishReason.STOP, Usage(9, 2, 4), Timing(0.1, 0.6, 1.1)),
+    ]
+    told = events(outputs, timings_per_token=True, return_progress=True)
+    part, first, second = [event for event in told[2:-1] if "timings" in event]
+    assert (part["type"], part["response"]["output"]) == ("response.in_progress", [])
+    assert part["prompt_progress"] == {"total": 9, "cache": 4, "processed": 6, "time_ms": 200}
+    assert (part["timings"]["prompt_n"], part["timings"]["predicted_n"]) == (2, 0)
+    assert {first["type"], second["type"]} == {"response.output_text.delta"}
+    assert first["timings"] == timings(Usage(9, 1, 4), Timing(0.1, 0.6, 0.6))
+    assert second["timings"] == told[-1]["timings"] == timings(Usage(9, 2, 4), Timing(0.1, 0.6, 1.1))
+    assert not any("prompt_progress" in event for event in events(outputs, timings_per_token=True))
+    assert request(return_progress=True, stream=True).wants_progress
+    assert not request(return_progress=True).wants_progress
 
 
 # -- responses that are kept -------------------------------------------------------------------------------------

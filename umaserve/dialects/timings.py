@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from umaserve.core.events import Prefilling, Timing, Usage
+from dataclasses import dataclass, field
+
+from umaserve.core.events import Prefilled, Prefilling, Timing, Token, Usage
 
 
 def timings(usage: Usage, timing: Timing) -> dict[str, float]:
@@ -27,6 +29,30 @@ def timings(usage: Usage, timing: Timing) -> dict[str, float]:
         "predicted_per_token_ms": predicted_s * 1000 / intervals if intervals else 0.0,
         "predicted_per_second": intervals / predicted_s if intervals and predicted_s else 0.0,
     }
+
+
+def timings_at(at: Prefilling) -> dict[str, float]:
+    """Timings of an answer whose prompt is being computed."""
+    return timings(Usage(at.done_tokens, 0, at.reused_tokens), Timing(total_s=at.elapsed_s))
+
+
+@dataclass(slots=True)
+class RunningTimings:
+    """The timings of an answer that goes on."""
+
+    prefilled: Prefilled = field(default_factory=lambda: Prefilled(0))
+    n_tokens: int = 0
+    first_token_s: float = 0.0
+
+    def take(self, token: Token) -> None:
+        if token.sampled:
+            self.first_token_s = self.first_token_s if self.n_tokens else token.elapsed_s
+            self.n_tokens += 1
+
+    def at(self, now_s: float) -> dict[str, float]:
+        """Timings of the answer so far; ``now_s``: seconds since the request."""
+        usage = Usage(self.prefilled.input_tokens, self.n_tokens, self.prefilled.reused_tokens)
+        return timings(usage, Timing(self.prefilled.started_s, self.first_token_s, now_s))
 
 
 def progress(at: Prefilling) -> dict[str, int]:

@@ -18,9 +18,7 @@ from umaserve.core.events import (
     Prefilled,
     Prefilling,
     Scored,
-    Timing,
     Token,
-    Usage,
 )
 from umaserve.core.requests import Generate, Infill, MixedText, TokenIds
 from umaserve.dialects import sse
@@ -31,7 +29,7 @@ from umaserve.dialects.llama_server.requests import NativeRequest, native_reques
 from umaserve.dialects.llama_server.schemas import NativeOptions
 from umaserve.dialects.llama_server.settings import generation_settings
 from umaserve.dialects.parameters import RequestLimits, json_body
-from umaserve.dialects.timings import progress, timings
+from umaserve.dialects.timings import RunningTimings, progress, timings, timings_at
 from umaserve.wire.fields import Fields
 
 MIN_LOGPROB = -9999.0
@@ -49,22 +47,16 @@ class _Answer:
     text: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     scores: list[Logprobs] = field(default_factory=list)
-    prefilled: Prefilled = field(default_factory=lambda: Prefilled(0))
-    first_token_s: float = 0.0
+    timings: RunningTimings = field(default_factory=RunningTimings)
     finished: Finished | None = None
 
     def take(self, token: Token) -> None:
+        self.timings.take(token)
         if token.sampled:
-            self.first_token_s = self.first_token_s if self.tokens else token.elapsed_s
             self.tokens.append(token.token_id)
         self.text.append(token.text)
         if token.logprobs is not None:
             self.scores.append(token.logprobs)
-
-    def timings(self, now_s: float) -> dict[str, float]:
-        """Timings of the answer so far; ``now_s``: seconds since the request."""
-        usage = Usage(self.prefilled.input_tokens, len(self.tokens), self.prefilled.reused_tokens)
-        return timings(usage, Timing(self.prefilled.started_s, self.first_token_s, now_s))
 
 
 class NativeBody:
@@ -112,11 +104,10 @@ class NativeBody:
             case Prefilling():
                 event = _progress(index, output)
                 if self._asked.timings_per_token:
-                    usage = Usage(output.done_tokens, 0, output.reused_tokens)
-                    event["timings"] = timings(usage, Timing(total_s=output.elapsed_s))
+                    event["timings"] = timings_at(output)
                 return [orjson.dumps(event)]
             case Prefilled():
-                answer.prefilled = output
+                answer.timings.prefilled = output
                 return []
             case Token():
                 answer.take(output)
@@ -158,10 +149,10 @@ class NativeBody:
             "stop": False,
             "id_slot": NO_SLOT,
             "tokens_predicted": len(answer.tokens),
-            "tokens_evaluated": answer.prefilled.input_tokens,
+            "tokens_evaluated": answer.timings.prefilled.input_tokens,
         }
         if self._asked.timings_per_token:
-            partial["timings"] = answer.timings(token.elapsed_s)
+            partial["timings"] = answer.timings.at(token.elapsed_s)
         if token.logprobs is not None:
             partial["completion_probabilities"] = [_scores(token.logprobs, answer.request)]
         return partial

@@ -11,7 +11,7 @@ import orjson
 
 from umaserve.chat_format.tool_calls import ToolCallParser, parser_for, short_ids
 from umaserve.core.errors import Fault, RequestError
-from umaserve.core.events import Finished, FinishReason, Output, Placed, Token, Usage
+from umaserve.core.events import Finished, FinishReason, Output, Placed, Prefilled, Prefilling, Token, Usage
 from umaserve.core.requests import Generate, Priority
 from umaserve.dialects import sse
 from umaserve.dialects.facts import Facts
@@ -24,6 +24,7 @@ from umaserve.dialects.responses.kept import StoredResponse, TenantsEntries
 from umaserve.dialects.responses.output import Event, OutputItems
 from umaserve.dialects.responses.requests import response_request
 from umaserve.dialects.responses.schemas import ResponseRequest
+from umaserve.dialects.timings import RunningTimings, progress, timings, timings_at
 
 _ENDS: dict[FinishReason, tuple[str, str | None]] = {
     FinishReason.STOP: ("completed", None),
@@ -72,6 +73,10 @@ class ResponseBody:
         self._continued: Continued | None = None
         self._background = False
         self._status = "in_progress"
+        self._timed = self._tells_progress = False
+        self._running = RunningTimings()
+        self._timings: dict[str, Any] = {}
+        """Timings of the whole answer, at its end."""
         self._output = OutputItems(None, {}, self._unique)
         self._ended: dict[str, Any] | None = None
         """Fields that the end adds to the response."""
@@ -101,6 +106,7 @@ class ResponseBody:
         self._stream, self._shown = asked.stream, {**asked.shown, **self._facts.kept_by_relay}
         self._kept, self._place, self._continued = asked.kept, asked.place, asked.continued
         self._background = asked.background
+        self._timed, self._tells_progress = asked.timed, given.return_progress
         if asked.background:
             self._status = "queued"
             # Nobody waits for it at a connection.
@@ -130,10 +136,21 @@ class ResponseBody:
         if self.done:
             raise RuntimeError("output after the end of a response")
         match output:
+            case Prefilling() if self._tells_progress:
+                timed = {"timings": timings_at(output)} if self._timed else {}
+                events = [{**self._event("in_progress"), "prompt_progress": progress(output), **timed}]
+            case Prefilled():
+                self._running.prefilled = output
+                return []
             case Token():
                 logprobs = [] if output.logprobs is None else [scored(output.logprobs)]
                 events = [*self._output.push(output.thoughts, output.said, logprobs)]
+                if self._timed:
+                    self._running.take(output)
+                    timed = {"timings": self._running.at(output.elapsed_s)}
+                    events = [event | timed if event["type"].endswith(".delta") else event for event in events]
             case Finished():
+                self._timings = {"timings": timings(output.usage, output.timing)}
                 status, why = _ENDS[output.reason]
                 events = [*self._output.finish(whole=status == "completed")]
                 self._end(status, incomplete=why, usage=output.usage)
@@ -172,7 +189,7 @@ class ResponseBody:
 
     def result(self) -> bytes:
         """The whole response, once ``done``."""
-        return orjson.dumps(self._response())
+        return orjson.dumps({**self._response(), **self._timings})
 
     def _numbered(self, data: bytes) -> bytes:
         return b'%b,"sequence_number":%d}\n\n' % (data, self._next_number())
@@ -188,7 +205,8 @@ class ResponseBody:
 
     def _event(self, kind: str) -> Event:
         """An event with the response, which goes on in those that open a stream, even if they are sent at its end."""
-        return {"type": f"response.{kind}", "response": self._response(ended=kind not in _OPENING)}
+        ended = kind not in _OPENING
+        return {"type": f"response.{kind}", "response": self._response(ended=ended), **(self._timings if ended else {})}
 
     def _parser(self, request: Generate) -> Callable[[], ToolCallParser] | None:
         if not request.tools:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from umaserve.dialects.openai.reply_schemas import Scored
+from umaserve.dialects.openai.reply_schemas import PromptProgress, Scored, Timings
 from umaserve.dialects.responses.schemas import STATUS
 from umaserve.dialects.schemas import list_of
 from umaserve.wire.declared import (
@@ -166,11 +166,16 @@ class Response(Declared):
     top_p = required(number())
     truncation = required(const("disabled"))
     user = nullable(string())
+    timings = omittable(Timings)
 
 
 def _event(*types: str, **more: Kind[Any] | type[Declared]) -> type[Declared]:
     kinds = {"type": choice(*types), "sequence_number": whole(0), **more}
-    named = {"stream_id": omittable(string(), "On the WebSocket: as the client's message has it.")}
+    named = {
+        "stream_id": omittable(string(), "On the WebSocket: as the client's message has it."),
+        "timings": omittable(Timings, "Of the answer, in the last event; with timings_per_token in deltas, so far."),
+        "prompt_progress": omittable(PromptProgress),
+    }
     return type("_Event", (Declared,), {name: required(kind) for name, kind in kinds.items()} | named)
 
 

@@ -47,6 +47,8 @@ class ResponseRequest:
     continued: Continued | None
     """The conversation that it goes on with, if any."""
     background: bool
+    timed: bool
+    """Whether each part of the output is to have the timings so far."""
     sealed: bool
     """Whether thoughts are wanted in ``encrypted_content`` as well."""
     shown: Mapping[str, Any]
@@ -94,6 +96,7 @@ def response_request(
         cache_prompt=given.cache_prompt,
         lora=given.lora,
         model=model,
+        wants_progress=given.return_progress and given.stream,
     )
     request = with_targets(with_thoughts(request, given, split=True), given)
     own = asked.own(new_id, n_bytes)
@@ -129,6 +132,7 @@ def response_request(
         asked.place,
         asked.continued(new_id),
         asked.background,
+        timed=given.timings_per_token,
         sealed=_SEALED in include,
         shown=shown,
     )

@@ -369,7 +369,10 @@ class ResponseOptions(Declared):
 
 
 class ResponseRequest(ResponseOptions, Sampling, Computation, Targets, Thoughts):
-    pass
+    timings_per_token = switch(False, "In a stream, return the timings so far with each part of the output.")
+    return_progress = switch(
+        False, "In a stream, report the progress of prefill, in events response.in_progress with prompt_progress."
+    )
 
 
 class CompactionRequest(Declared):
