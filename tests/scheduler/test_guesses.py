@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 from moments import LONG
-from scheduler_world import KEEPING, SchedulerWorld, reused
+from scheduler_world import KEEPING, ORIGIN, SchedulerWorld, reused
 from standin import (
     ECHO,
     answer,
     scored,
 )
 
+from umaserve.core.requests import Sampling
+from umaserve.sessions.caller import Caller
 from umaserve.sessions.states import State
 
 
@@ -106,3 +108,58 @@ def test_a_stream_that_lost_its_place_with_guesses_left_counts_them_once() -> No
     assert world.scheduler.metrics.draft_tokens_accepted >= right
     world.finish()
     assert client.text == client.expected
+
+
+RANDOM = Sampling(temperature=1.0)
+OTHER = Caller("uds", "uid:1001")
+
+
+def drafted(world: SchedulerWorld, caller: Caller, **fields: object) -> int:
+    """How many draft tokens a request had that says what others with its prompt have said."""
+    before = sum(per_tick(world))
+    client = world.arrive("say it", caller, **{"max_tokens": 60, "sampling": RANDOM, **fields})
+    world.turn_until(lambda: client.end and not world.compute.jobs)
+    assert client.text == client.expected
+    return sum(per_tick(world)) - before
+
+
+def test_what_a_tenant_was_told_is_drafted_for_it_and_for_nobody_else() -> None:
+    world = guessing(**KEEPING)
+    assert drafted(world, ORIGIN) == 0
+    assert drafted(world, OTHER) == 0
+    assert drafted(world, ORIGIN) > 30
+    assert world.scheduler.metrics.draft_tokens_accepted > 30
+    world.finish()
+
+
+def test_tenants_that_share_prefixes_share_drafts() -> None:
+    world = guessing(shared_prefixes=True, **KEEPING)
+    assert drafted(world, ORIGIN) == 0
+    assert drafted(world, OTHER) > 30
+    world.finish()
+
+
+def test_drafts_come_from_no_request_without_cache_and_are_made_for_none() -> None:
+    world = guessing(**KEEPING)
+    assert drafted(world, ORIGIN, cache_prompt=False) == 0
+    assert drafted(world, ORIGIN) == 0
+    assert drafted(world, ORIGIN, cache_prompt=False) == 0
+    world.finish()
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=1)])
+def test_answers_that_are_to_be_equal_have_none_from_earlier_requests(sampling: Sampling) -> None:
+    world = guessing(**KEEPING)
+    assert drafted(world, ORIGIN, sampling=sampling) == 0
+    assert drafted(world, ORIGIN, sampling=sampling) == 0
+    assert drafted(world, ORIGIN) > 30
+    world.finish()
+
+
+def test_nothing_is_drafted_from_what_was_dropped_for_want_of_memory() -> None:
+    world = guessing(**KEEPING)
+    assert drafted(world, ORIGIN) == 0
+    world.scheduler.shed_caches()
+    assert drafted(world, ORIGIN) == 0
+    assert drafted(world, ORIGIN) > 30
+    world.finish()

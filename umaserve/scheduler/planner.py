@@ -19,6 +19,7 @@ from umaserve.sessions.cost_model import Cost, MovingCost
 from umaserve.sessions.engine_api import Adapters, Capacity
 from umaserve.sessions.kv_operations import Copy, Divide, Load, Move
 from umaserve.sessions.manager import SessionManager
+from umaserve.sessions.ngram_cache import MAX_OF_REQUEST, OVERLAP, NgramCaches
 from umaserve.sessions.session import Session
 from umaserve.sessions.speculation import MAX_DRAFT_TOKENS
 from umaserve.sessions.states import RUNNING, State
@@ -60,6 +61,7 @@ class Planner:
         self._targets = targets
         self._now = clock
         self._neighbours = neighbours
+        self._ngrams = NgramCaches()
         self._last_adapters: Adapters = ()
         self._prefilled_at = -math.inf
         """When the latest tick with prompt tokens was planned."""
@@ -116,6 +118,10 @@ class Planner:
         if self._readiness.to_encode or self._slots.kv_operations:
             return None
         return next_work(work) if all(map(_continues, work.sessions)) else None
+
+    def forget_ngrams(self) -> None:
+        """Drop the texts of earlier requests: memory is short."""
+        self._ngrams.clear()
 
     def leave(self) -> None:
         """Leave the other schedulers: this one plans no more ticks, and their plans do not depend on it any longer."""
@@ -214,11 +220,21 @@ class Planner:
             if beside_streams and index and self._moving_s() > MAX_SAVING_S:
                 break
             self._promises.ended(session)
+            self._remember(session)
             self._give_up(session)
 
     def _moving_s(self) -> float:
         """Time for the KV operations that are planned so far."""
         return self._moving.seconds(self._slots.kv_operations, parted=self._division.parted)
+
+    def _remember(self, session: Session) -> None:
+        """Let later requests of its scope have draft tokens from what is new in this one's text, behind its media."""
+        prepared, tokens = session.prepared, sequence(session)
+        assert prepared is not None
+        if session.repetition is not None and session.request.shares_prefixes:
+            text_from = prepared.spans[-1].end if prepared.spans else 0
+            begin = max(text_from, session.reused - OVERLAP, len(tokens) - MAX_OF_REQUEST)
+            self._ngrams.of(self._readiness.scope(session)).add(tokens[begin:])
 
     def _give_up(self, session: Session) -> None:
         request = session.request
@@ -358,8 +374,12 @@ class Planner:
         return seconds + self._drafting_s * sum([draft.limit for draft in tick.drafts])
 
     def _start(self, session: Session) -> None:
-        cells = self._promises.to_start(session)
-        room = Room(cells, sequence(session), self._readiness.scope(session), session.request.shares_prefixes)
+        cells, scope = self._promises.to_start(session), self._readiness.scope(session)
+        request = session.request
+        # Equal requests are to get equal answers: a decode of more rows may round differently.
+        if session.repetition is not None and request.shares_prefixes and request.sampling.random:
+            session.repetition.earlier = self._ngrams.of(scope)
+        room = Room(cells, sequence(session), scope, request.shares_prefixes)
         self._slots.take(session, room)
         self.started.append(session)
 

@@ -179,19 +179,18 @@ class Scheduler:
 
     def refuse_waiting(self) -> None:
         """Fail the requests that have not started: the daemon drains."""
-        for session in list(self._sessions.running()):
-            if session.started_at is None:
-                self._sessions.fail(session, shutting_down())
+        self._fail(lambda session: session.started_at is None)
 
     def fail_begun(self) -> None:
         """Fail the requests that have a token: the time to drain is over for them."""
-        for session in list(self._sessions.running()):
-            if session.generated:
-                self._sessions.fail(session, shutting_down())
+        self._fail(lambda session: bool(session.generated))
 
     def fail_running(self) -> None:
         """Fail all running requests: the time to drain is over."""
-        for session in list(self._sessions.running()):
+        self._fail(lambda _session: True)
+
+    def _fail(self, chosen: Callable[[Session], bool]) -> None:
+        for session in list(filter(chosen, self._sessions.running())):
             self._sessions.fail(session, shutting_down())
 
     def put_away(self) -> bool:
@@ -215,7 +214,8 @@ class Scheduler:
             )
 
     def shed_caches(self) -> None:
-        """Drop cached prefixes and media: memory is short."""
+        """Drop cached prefixes, media and texts of earlier requests: memory is short."""
+        self._planning.forget_ngrams()
         self._slots.forget_cached()
         self._compute.submit(self._engine.shed, lambda _result: None)
 

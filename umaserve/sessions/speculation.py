@@ -1,10 +1,11 @@
-"""Draft tokens from repetition in a stream's text, and the share of draft tokens that is accepted."""
+"""Draft tokens from repetition in a stream's text and in earlier ones, and the share of them that is accepted."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -61,11 +62,22 @@ class PromptIndex:
         return self._ends[at] if at >= 0 and self._keys[at] == key else None
 
 
+class Earlier(Protocol):
+    """Texts of earlier requests."""
+
+    def draft_tokens(self, ngram: Sequence[int], limit: int) -> Sequence[int]:
+        """At most ``limit`` tokens that followed ``ngram`` there."""
+
+
 class Repetition:
-    """Looks for an earlier occurrence of the text's last tokens: the draft tokens are what followed there."""
+    """Looks for an earlier occurrence of the text's last tokens, and where it has none in ``earlier`` texts: the draft
+    tokens are what followed there."""
 
     def __init__(self, prompt: PromptIndex, answer: Sequence[int] = ()) -> None:
-        self.acceptance = Acceptance()
+        self.earlier: Earlier | None = None
+        self._own, self._of_earlier = Acceptance(), Acceptance()
+        self.acceptance = self._own
+        """Acceptance of draft tokens from where the latest ones came."""
         self._prompt = prompt
         self._answer: list[int] = []
         self._end = tuple(prompt.tokens[-NGRAM:])
@@ -85,8 +97,12 @@ class Repetition:
     def draft_tokens(self, limit: int) -> Sequence[int]:
         """At most ``limit`` draft tokens."""
         position = self._after.get(self._end) or self._prompt.after(self._end)
+        self.acceptance = self._own
         if position is None:
-            return ()
+            if self.earlier is None:
+                return ()
+            self.acceptance = self._of_earlier
+            return self.earlier.draft_tokens(self._end, limit)
         in_answer = position - len(self._prompt.tokens)
         if in_answer >= 0:
             return self._answer[in_answer : in_answer + limit]
