@@ -96,7 +96,7 @@ def test_no_flag_and_no_variable_is_of_no_program(document: Path) -> None:
 def test_what_a_table_of_a_model_has_is_a_setting_of_one() -> None:
     (toml,) = re.findall(r"^\[models\..*?^END$", (GUIDE / "several-models.md").read_text(), re.MULTILINE | re.DOTALL)
     keys = set(re.findall(r"^(\w+) = ", toml, re.MULTILINE))
-    assert keys <= {*PER_MODEL, "path", "aliases", "description", "pin", "preload", "idle_unload"}
+    assert keys <= {*PER_MODEL, "path", "aliases", "description", "tags", "pin", "preload", "idle_unload"}
 
 
 def test_the_paths_of_the_apis_are_those_that_are_served() -> None:

@@ -38,6 +38,7 @@ A_MODEL = """\
 # path = "/srv/models/Qwen3-8B-Q4_K_M.gguf"
 # aliases = ["gpt-4o-mini"]       # other names, at most 64
 # description = "for everything"  # for clients that list models
+# tags = ["chat", "small"]        # likewise, at most 64 words
 # n_ctx = 32768
 # pin = true                      # never unloaded
 # idle_unload = 600               # in place of the setting above

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from umaserve.settings.model_files import default_model
 
-_VALUES = ("port", "host", "ctx-size", "parallel", "alias", "api-key", "chat-template-file")
+_VALUES = ("port", "host", "ctx-size", "parallel", "alias", "tags", "api-key", "chat-template-file")
 _SWITCHES = ("kv-unified", "metrics", "embedding")
 
 
@@ -29,7 +29,7 @@ def main() -> None:
     given, _ = parser.parse_known_args()
     folder = Path(tempfile.mkdtemp(prefix="llama-server-"))
     flags = ["--socket", str(folder / "sock"), "--http", f"{given.host.partition(',')[0]}:{given.port}"]
-    flags += ["--config", str(_models(folder, given.alias)), "--no-speculation"]
+    flags += ["--config", str(_models(folder, given.alias, given.tags)), "--no-speculation"]
     if given.ctx_size:
         # Of llama-server's cells each slot has a part of its own.
         parts = 1 if given.kv_unified else int(given.parallel or 1)
@@ -49,13 +49,15 @@ def main() -> None:
     os.execve(sys.executable, [sys.executable, "-m", "umaserve", *flags], variables)
 
 
-def _models(folder: Path, alias: str) -> Path:
-    """The file of settings that gives the default model these names, separated by commas."""
-    name, *others = alias.split(",") if alias else [Path(default_model()).stem]
+def _models(folder: Path, alias: str, tags: str) -> Path:
+    """The file of settings that gives the default model these names and tags, separated by commas. Its own name is the
+    first in the alphabet, as llama-server has it."""
+    name, *others = sorted(alias.split(",")) if alias else [Path(default_model()).stem]
     settings = folder / "umaserve.toml"
     settings.write_text(
         f"model = {json.dumps(name)}\n[models.{json.dumps(name)}]\n"
         f"path = {json.dumps(default_model())}\naliases = {json.dumps(others)}\n"
+        f"tags = {json.dumps(tags.split(',') if tags else [])}\n"
     )
     return settings
 

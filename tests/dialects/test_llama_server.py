@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
+import standin
 from documents import ROOT
 from http_world import CONFIG, HEALTH, HttpWorld, post
 from routes import facts, routes
@@ -369,6 +370,13 @@ def test_a_whole_answer() -> None:
     assert (timings["cache_n"], timings["prompt_n"], timings["prompt_ms"]) == (3, 2, 500.0)
     assert (timings["predicted_n"], timings["predicted_ms"], timings["predicted_per_second"]) == (2, 500.0, 2.0)
     assert whole({}, *OUTPUTS, END)["tokens"] == []
+
+
+def test_an_answer_that_goes_on_behind_its_end_says_so_in_biases() -> None:
+    biased = {"logit_bias": [[5, 1.5]], "n_predict": 2}
+    for wanted, told in (({}, []), ({"ignore_eos": True}, [{"token": standin.END, "bias": None}])):
+        settings = whole({**biased, **wanted}, *OUTPUTS, END)["generation_settings"]
+        assert settings["logit_bias"] == [{"token": 5, "bias": 1.5}, *told]
 
 
 @pytest.mark.parametrize(

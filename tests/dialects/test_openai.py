@@ -1678,7 +1678,9 @@ def test_when_a_model_was_last_used() -> None:
 
 def test_a_model_that_was_never_loaded() -> None:
     unread = listed(
-        MODEL_INFO, aliases=("a", "b"), description="Slow.", state=ModelState.UNLOADED, needed_bytes=5000, info=None
+        MODEL_INFO,
+        **{"aliases": ("a", "b"), "description": "Slow.", "tags": ("chat",)},
+        **{"state": ModelState.UNLOADED, "needed_bytes": 5000, "info": None},
     )
     told = json.loads(model(unread, 5, LIMITS_OF_LIST))
     assert told == {
@@ -1690,7 +1692,7 @@ def test_a_model_that_was_never_loaded() -> None:
         "created": 5,
         "owned_by": "umaserve",
         "aliases": ["small-1", "a", "b"],
-        "tags": [],
+        "tags": ["chat"],
         "size": 2000,
         "needed": 5000,
         "status": {"value": "unloaded"},

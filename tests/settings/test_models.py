@@ -234,6 +234,7 @@ def test_a_table_has_settings_of_its_own(tmp_path: Path):
         n_ctx = 2048
         aliases = ["gpt-4o-mini", "eyes"]
         description = "sees"
+        tags = ["eyes", "small", "eyes"]
         [models.plain]
         path = "{tmp_path}/p.gguf"
     """
@@ -242,6 +243,7 @@ def test_a_table_has_settings_of_its_own(tmp_path: Path):
     assert base == found.default.config
     plain, vision = found.models[1:]
     assert (vision.aliases, vision.description) == (("gpt-4o-mini", "eyes", "m"), "sees")
+    assert (vision.tags, plain.tags) == (("eyes", "small"), ())
     assert vision.size_bytes == 4
     assert vision.config == Config(
         model=f"{tmp_path}/m.gguf",
@@ -311,6 +313,8 @@ def test_the_settings_of_a_model_are_settings():
         ('FILE\naliases = ["a", ""]', "models.x.aliases: expected an array of at most 64 strings, each 1 to 200 bytes"),
         ('FILE\naliases = ["default"]', "models.x.aliases: expected an array of at most 64 strings, each 1 to 200"),
         ('FILE\ndescription = "a\\nb"', "models.x.description: expected at most 1024 printable characters, got"),
+        ('FILE\ntags = "a"', "models.x.tags: expected an array of at most 64 strings, each of 1 to 64 printable"),
+        ('FILE\ntags = ["a", ""]', "models.x.tags: expected an array of at most 64 strings, each of 1 to 64 printable"),
         ('FILE\nhttp = ""', "models.x.http: no such setting of a model"),
         ("FILE\nn_cxt = 64", "models.x.n_cxt: no such setting of a model, did you mean n_ctx?"),
         ("FILE\nn_batch = 8", "models.x: n_ubatch (512) is above n_batch (8): lower n_ubatch or raise n_batch"),

@@ -287,6 +287,7 @@ class StandInEngine:
             chat_template=None,
             bos="",
             eos=PIECES[END].decode(),
+            end_tokens=(END,),
         )
 
     def prepare(

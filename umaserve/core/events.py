@@ -278,6 +278,8 @@ class ModelInfo:
     """Whether it makes embeddings."""
     ranks: bool = False
     """Whether it scores documents by a question."""
+    end_tokens: Sequence[int] = ()
+    """The tokens that end an answer."""
     license: str = ""
     """The license that the model's file names; empty: none."""
     chat_problem: str = ""
@@ -323,6 +325,8 @@ class ListedModel:
     if memory has room for it. 0 where nobody knows."""
     architecture: str = ""
     """llama.cpp's name of the model's architecture; empty where nobody knows."""
+    tags: Sequence[str] = ()
+    """The operator's words for it."""
     room_bytes: int | None = None
     """The memory that it could have at the latest look, if all models that are not pinned were unloaded; ``None``
     where it is loaded."""

@@ -41,6 +41,7 @@ def listed(host: ModelHost, *, default: bool, room_bytes: int | None, since_1970
         architecture=host.spec.architecture if host.info is None else host.info.architecture,
         takes=_takes(host),
         context_tokens=host.loading.context_tokens if host.info is None else host.info.context_tokens,
+        tags=host.spec.tags,
         room_bytes=None if state in (State.LOADED, State.UNLOADING) else room_bytes,
     )
 

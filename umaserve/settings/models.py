@@ -32,7 +32,7 @@ PER_MODEL = (
 )
 """The settings of the daemon that a model's table may have."""
 OTHER_NAMES = {"draft": "draft_model"}
-MAX_ALIASES, MAX_DESCRIPTION = 64, 1024
+MAX_ALIASES, MAX_TAGS, MAX_TAG, MAX_DESCRIPTION = 64, 64, 64, 1024
 _NAME = f"1 to {MAX_NAME} bytes of printable characters, not {quoted(DEFAULT)}"
 
 
@@ -45,6 +45,8 @@ class ModelSpec:
     """Settings with which an engine is started for the model."""
     aliases: tuple[str, ...] = ()
     description: str = ""
+    tags: tuple[str, ...] = ()
+    """Words for clients that list models."""
     pin: bool = False
     """Whether it stays once it is loaded."""
     preload: bool = False
@@ -274,6 +276,18 @@ def _description() -> Kind[str]:
     return Kind("TEXT", f"at most {MAX_DESCRIPTION} printable characters", check)
 
 
+def _tags() -> Kind[tuple[str, ...]]:
+    def check(value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or len(value) > MAX_TAGS:
+            raise ValueError
+        if not all(isinstance(item, str) and 0 < len(item) <= MAX_TAG and item.isprintable() for item in value):
+            raise ValueError
+        return tuple(dict.fromkeys(value))
+
+    of = f"1 to {MAX_TAG} printable characters"
+    return Kind("A,B,...", f"an array of at most {MAX_TAGS} strings, each of {of}", check)
+
+
 _UNSET = Config()
 _KINDS: Mapping[str, Kind[Any]] = {
     "path": path(),
@@ -281,6 +295,7 @@ _KINDS: Mapping[str, Kind[Any]] = {
     **{other: SETTINGS.by_key[key].kind for other, key in OTHER_NAMES.items()},
     "aliases": _names(),
     "description": _description(),
+    "tags": _tags(),
     "pin": switch(),
     "preload": switch(),
 }

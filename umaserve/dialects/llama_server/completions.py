@@ -160,6 +160,7 @@ class NativeBody:
     def _whole(self, index: int, answer: _Answer, end: Finished) -> dict[str, Any]:
         """The whole answer; in a stream its last event, without what was sent."""
         usage, streaming = end.usage, self.streaming
+        info = self._facts.loaded(answer.request.model)
         text = "".join(answer.text)
         whole: dict[str, Any] = {
             "index": index,
@@ -167,10 +168,10 @@ class NativeBody:
             "tokens": answer.tokens if self._asked.return_tokens and not streaming else [],
             "id_slot": NO_SLOT,
             "stop": True,
-            "model": self._facts.loaded(answer.request.model).name,
+            "model": info.name,
             "tokens_predicted": usage.completion_tokens,
             "tokens_evaluated": usage.prompt_tokens,
-            "generation_settings": generation_settings(answer.request, self._asked),
+            "generation_settings": generation_settings(answer.request, self._asked, info.end_tokens),
             "prompt": _shown(answer.request.prompt),
             "has_new_line": "\n" in text,
             "truncated": _is_truncated(answer.request, end),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from umaserve.core.requests import Generate
@@ -53,9 +54,12 @@ _AS_HERE = (
 """Settings that are called as here."""
 
 
-def generation_settings(request: Generate, asked: NativeRequest) -> dict[str, Any]:
-    """The settings of one answer."""
+def generation_settings(request: Generate, asked: NativeRequest, end_tokens: Iterable[int] = ()) -> dict[str, Any]:
+    """The settings of one answer. ``end_tokens``: the model's, on which ``ignore_eos`` is a bias without end."""
     sampling = request.sampling
+    biases: dict[int, float | None] = dict(sampling.logit_bias)
+    if sampling.ignore_eos:
+        biases |= dict.fromkeys(end_tokens)
     return {
         **_OFF,
         "seed": RANDOM_SEED if sampling.seed is None else sampling.seed,
@@ -65,7 +69,7 @@ def generation_settings(request: Generate, asked: NativeRequest) -> dict[str, An
         "max_tokens": asked.n_predict,
         "n_predict": asked.n_predict,
         "stream": asked.stream,
-        "logit_bias": [{"bias": bias, "token": token} for token, bias in sampling.logit_bias],
+        "logit_bias": [{"bias": bias, "token": token} for token, bias in biases.items()],
         "n_probs": request.logprobs or 0,
         "post_sampling_probs": sampling.scores_after,
         "grammar": "" if sampling.grammar is None else sampling.grammar.text,

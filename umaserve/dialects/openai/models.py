@@ -56,7 +56,7 @@ def _model(one: ListedModel, created: int, limits: RequestLimits) -> dict[str, A
     told: dict[str, Any] = {
         "id": one.name,
         "aliases": [one.name, *one.aliases],
-        "tags": [],
+        "tags": list(one.tags),
         "object": "model",
         "created": created,
         "owned_by": "umaserve",

@@ -285,7 +285,7 @@ class _Architecture(Declared):
 class Model(Declared):
     id = required(string())
     aliases = required(array(string()), "The model's name and its aliases, for clients of llama-server.")
-    tags = required(array(string()), "None.")
+    tags = required(array(string()), "The operator's words for the model.")
     object_ = required(const("model"))
     created = required(whole(), "When the daemon started, in seconds since 1970.")
     owned_by = required(string())

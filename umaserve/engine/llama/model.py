@@ -201,6 +201,7 @@ class Model:
             bos=self.special_text(llama_cpp.llama_vocab_bos(self.vocab)),
             eos=self.special_text(llama_cpp.llama_vocab_eos(self.vocab)),
             gpu_bytes=self._gpu_bytes(),
+            end_tokens=sorted(self.end_tokens),
             license=self._metadata(b"general.license", missing=""),
         )
 
