@@ -1,17 +1,19 @@
-"""The page's voice mode, in a real browser with a microphone of beeps, on models of which one hears (with a tiny
-projector, whose weights are random) and one does not."""
+"""The page's voice mode, in a real browser, on models of which one hears (with a tiny projector, whose weights are
+random) and one does not. Who talks is a tone that a test turns on and off."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import standin_projectors as projectors
-from browser import BROWSER, DRIVER, MISSING, Browser
+from browser import BROWSER, DRIVER, MISSING, Browser, CuttingProxy
 from daemon import Daemon
-from selenium.webdriver import ActionChains, Keys
+from selenium.webdriver import Keys
 
+from umaserve.access.keys import KeyFile
 from umaserve.settings.model_files import default_model
 from umaserve.speech.load import load
 
@@ -23,10 +25,14 @@ pytestmark = [
 SPY = """
 window.streams = [];
 window.contexts = [];
-const open = navigator.mediaDevices.getUserMedia;
-MediaDevices.prototype.getUserMedia = async function (wanted) {
+MediaDevices.prototype.getUserMedia = async function () {
   if (window.refusal) throw new DOMException("of the test", window.refusal);
-  const stream = await open.call(this, wanted);
+  if (window.later) await new Promise((resolve) => (window.allow = resolve));
+  const context = new AudioContext();
+  const tone = new OscillatorNode(context, { frequency: 220 });
+  window.loudness = new GainNode(context, { gain: 0 });
+  const { stream } = tone.connect(window.loudness).connect(new MediaStreamAudioDestinationNode(context));
+  tone.start();
   window.streams.push(stream);
   return stream;
 };
@@ -36,14 +42,10 @@ AudioBufferSourceNode.prototype.start = function (when) {
   start.call(this, when);
 };
 """
-"""Keeps what listens and what sounds; ``refusal`` is the error of a microphone that is refused."""
-WATCH = """
-window.told = [];
-const words = document.querySelector(".voice p");
-new MutationObserver(() => window.told.push(words.textContent)).observe(words, { childList: true });
-"""
-"""Keeps what the voice mode says."""
+"""A microphone that hears a tone, and what sounds; ``refusal`` is the error of a microphone that is refused, and
+``later`` has it wait to be allowed."""
 TALK = ".voice .primary"
+LONG = {"max_tokens": 400}
 
 
 @pytest.fixture(scope="module")
@@ -73,16 +75,23 @@ def start(browser: Browser, http: str, model: str, **settings) -> None:
     browser.wait(lambda: browser.one(f"[aria-label=Model] option[value={model}]"))
     browser.set("[aria-label=Model]", model, "change")
     browser.press("Talk")
-    wait_for(browser, "idle", "Hold the button and talk")
+    wait_for(browser, "idle", "Talk: it listens.")
 
 
 def wait_for(browser: Browser, phase: str, words: str) -> None:
     browser.wait(lambda: browser.one(f".voice[data-phase={phase}]") and browser.text(".voice p").startswith(words))
 
 
-def hold(browser: Browser, seconds: float = 0.6) -> None:
-    """Press the button and let it go."""
-    ActionChains(browser.driver).click_and_hold(browser.one(TALK)).pause(seconds).release().perform()
+def begin_to_talk(browser: Browser) -> None:
+    browser.js("window.loudness.gain.value = 0.5")
+    wait_for(browser, "listening", "Listening…")
+
+
+def talk(browser: Browser) -> None:
+    """Say something, and be silent again."""
+    begin_to_talk(browser)
+    browser.wait(lambda: browser.js("return document.querySelector('.voice meter').value > 0"))
+    browser.js("window.loudness.gain.value = 0")
 
 
 def sounds(browser: Browser) -> list[str]:
@@ -90,52 +99,107 @@ def sounds(browser: Browser) -> list[str]:
     return browser.js("return window.contexts.map((one) => one.state)")
 
 
-def test_who_talks_is_answered_aloud_and_may_interrupt(browser: Browser, hearing: Daemon):
-    start(browser, hearing.http, "ears", max_tokens=1500, ignore_eos=True)
+def sent(browser: Browser, kind: str) -> list[dict]:
+    return [message for message in browser.js("return window.wire") if message["type"] == kind]
+
+
+@pytest.mark.parametrize("by", ["talking", "Escape"])
+def test_who_talks_is_answered_aloud_and_may_interrupt(browser: Browser, hearing: Daemon, by: str):
+    start(browser, hearing.http, "ears", **LONG)
     for scheme, width in (("light", 1280), ("dark", 320)):
         with browser.screen(width, 640, scheme):
             assert browser.violations() == []
             assert browser.js("return document.documentElement.scrollWidth") <= width
             browser.shoot(f"voice-{scheme}")
-    ActionChains(browser.driver).click_and_hold(browser.one(TALK)).perform()
-    wait_for(browser, "listening", "Listening… Let go to send.")
-    browser.wait(lambda: browser.js("return document.querySelector('.voice meter').value > 0"))
-    assert browser.violations() == []
-    browser.wait(lambda: float(browser.text(".voice output").split()[0]) > 0)
-    ActionChains(browser.driver).pause(0.5).release().perform()
+    talk(browser)
     # The model gets the sound itself, which the question shows.
-    browser.wait(lambda: browser.one(".turn.user audio"))
+    assert browser.wait(lambda: browser.one(".turn.user audio")).size["width"] > 200
     wait_for(browser, "speaking", "Speaking…")
-    assert browser.one(".answer[data-phase=writing]")
-    # Who talks again ends the answer and its speech. By the keyboard a tap begins, and another one would send.
-    browser.one(TALK).send_keys(Keys.SPACE)
-    wait_for(browser, "listening", "Listening… Tap to send.")
+    browser.shoot("voice-speaking")
+    assert browser.one(".answer[data-phase=talking]")
+    # That ends the answer and its speech, and the model remembers what was heard of it.
+    if by == "talking":
+        begin_to_talk(browser)
+    else:
+        browser.one(TALK).send_keys(Keys.ESCAPE)
     browser.wait(lambda: set(sounds(browser)) == {"closed"})
-    browser.wait(lambda: "stopped" in browser.text(".figures"))
-    browser.one(TALK).send_keys(Keys.ESCAPE)
-    wait_for(browser, "idle", "Hold the button")
-    assert len(browser.all(".turn")) == 2
+    (item,) = browser.wait(lambda: [one["item"] for one in sent(browser, "conversation.item.retrieved")])
+    heard = item["content"][0]["transcript"]
+    browser.wait(lambda: browser.text(".answer .markdown") == heard)
+    assert len(heard) < len("".join(one["delta"] for one in sent(browser, "response.output_audio_transcript.delta")))
+    assert browser.answers()[0]["end"] == "cancelled"
+    browser.js("window.loudness.gain.value = 0")
+    if by == "talking":
+        browser.wait(lambda: len(browser.all(".turn.user audio")) == 2)
+    else:
+        wait_for(browser, "idle", "Talk: it listens.")
     browser.press("Leave the voice mode")
     browser.wait(lambda: not browser.one(".voice:not([hidden])"))
     tracks = "window.streams.flatMap((one) => one.getTracks()).map((one) => one.readyState)"
     assert browser.js(f"return {tracks}") == ["ended"]
     assert browser.js("return document.activeElement.ariaLabel") == "Talk"
-    # Answers to what is written are as silent as before.
-    assert browser.js("return localStorage.getItem('umaserve.speech')") == "off"
+    hearing.wait_until_quiet()
 
 
 def test_a_deaf_model_is_told_what_another_one_has_heard(browser: Browser, hearing: Daemon):
     start(browser, hearing.http, "deaf", max_tokens=24)
-    browser.js(WATCH)
-    hold(browser)
-    browser.wait(lambda: browser.text(".turn.user .text"))
-    assert browser.one(".turn.user audio") is None
+    talk(browser)
+    browser.wait(lambda: browser.text(".turn.user .text") or browser.text(".voice p").startswith("No word was heard"))
+    # What random weights write down may be no word.
+    if browser.one(".turn.user"):
+        assert browser.one(".turn.user audio") is None
+        browser.wait_for_end()
+        (answer,) = browser.answers()
+        assert (answer["model"], answer["end"]) == ("deaf", "length")
+        assert answer["stats"]["tokens"] == 24
+        browser.wait(lambda: sounds(browser))
+
+
+def test_a_conversation_goes_on_by_voice_and_in_writing(browser: Browser, hearing: Daemon):
+    start(browser, hearing.http, "ears", max_tokens=8)
+    browser.one(".composer textarea").send_keys("What is the Moon?")
+    browser.press("Send")
+    browser.wait(lambda: browser.one(".answer[data-phase=ended]"))
+    written = browser.text(".answer .markdown")
+    # The session is a new one, which knows what was written.
+    browser.wait(lambda: len(sent(browser, "session.created")) == 2)
+    wait_for(browser, "idle", "Talk: it listens.")
+    items = [one["item"] for one in sent(browser, "conversation.item.create")]
+    assert [(item["role"], item["content"][0]["text"]) for item in items] == [
+        ("user", "What is the Moon?"),
+        ("assistant", written),
+    ]
+    talk(browser)
+    browser.wait(lambda: len(browser.answers()) == 2)
     browser.wait_for_end()
-    (answer,) = browser.answers()
-    assert answer["model"] == "deaf"
-    browser.wait(lambda: sounds(browser))
-    told = browser.js("return window.told")
-    assert [one.partition("…")[0] for one in told[:3]] == ["Listening", "Understanding", "Thinking"]
+    # What was said is part of what is written next, and the page reads nothing twice.
+    browser.press("Leave the voice mode")
+    browser.say("And the Sun?")
+    browser.wait(lambda: len(sent(browser, "config")) == 2)
+    turns = sent(browser, "config")[-1]["prompt"]
+    assert [turn["role"] for turn in turns] == ["user", "assistant"] * 2 + ["user"]
+    assert turns[2]["content"][0]["type"] == "audio"
+    browser.wait_for_end()
+    # Talking again has the sound go along.
+    browser.press("Talk")
+    wait_for(browser, "idle", "Talk: it listens.")
+    items = [one["item"] for one in sent(browser, "conversation.item.create")][-6:]
+    assert [part["type"] for item in items for part in item["content"]][2] == "input_audio"
+    assert sent(browser, "error") == []
+
+
+def test_a_muted_microphone_hears_nothing(browser: Browser, hearing: Daemon):
+    start(browser, hearing.http, "ears")
+    browser.click(TALK)
+    wait_for(browser, "muted", "The microphone is off.")
+    assert browser.one(TALK).get_attribute("aria-pressed") == "false"
+    browser.js("window.loudness.gain.value = 0.5")
+    seen = len(sent(browser, "input_audio_buffer.append"))
+    browser.wait(lambda: len(sent(browser, "input_audio_buffer.append")) > seen + 20)
+    assert set(sent(browser, "input_audio_buffer.append")[-1]["audio"]) <= {"A", "="}
+    assert sent(browser, "input_audio_buffer.speech_started") == []
+    browser.click(TALK)
+    wait_for(browser, "listening", "Listening…")
 
 
 @pytest.mark.parametrize(
@@ -152,23 +216,46 @@ def test_without_a_microphone_the_page_says_what_to_do(browser: Browser, hearing
     browser.js("window.refusal = arguments[0]", refusal)
     browser.press("Talk")
     wait_for(browser, "failed", words)
-    hold(browser, 0.1)
+    browser.press("Try again")
     wait_for(browser, "failed", words)
     browser.js("window.refusal = null")
-    hold(browser, 0.1)
-    wait_for(browser, "listening", "Listening…")
-    browser.driver.refresh()
+    browser.press("Try again")
+    wait_for(browser, "idle", "Talk: it listens.")
 
 
 def test_who_leaves_before_the_microphone_is_there_is_not_heard(browser: Browser, hearing: Daemon):
     start(browser, hearing.http, "ears")
     browser.press("Leave the voice mode")
-    button = "document.querySelector('[aria-controls=voice]')"
-    browser.js(f"window.streams = []; {button}.click()")
-    browser.wait(lambda: browser.one(".voice:not([hidden])") or browser.js("return window.streams.length"))
-    browser.js(f"{button}.click()")
-    browser.wait(lambda: browser.js("return window.streams.length"))
-    browser.wait(lambda: browser.js("return window.streams[0].getTracks()[0].readyState") == "ended")
+    browser.js("[window.streams, window.later] = [[], true]")
+    browser.press("Talk")
+    browser.wait(lambda: browser.js("return window.allow !== undefined"))
+    browser.press("Leave the voice mode")
+    browser.js("window.allow()")
+    browser.wait(lambda: browser.js("return window.streams[0]?.getTracks()[0].readyState") == "ended")
+
+
+def test_a_lost_connection_is_told_and_made_again(browser: Browser, hearing: Daemon):
+    with CuttingProxy(hearing.http) as proxy:
+        start(browser, proxy.http, "ears")
+        assert proxy.cut() > 0
+        wait_for(browser, "failed", "The connection was lost.")
+        browser.press("Try again")
+        wait_for(browser, "idle", "Talk: it listens.")
+    browser.complaints()
+
+
+def test_the_key_goes_along(browser: Browser, own_daemon, tmp_path: Path):
+    file = str(tmp_path / "keys.json")
+    key = KeyFile(file, missing_ok=True).add("ann")
+    projector = projectors.audio(tmp_path / "mmproj.gguf")
+    daemon = own_daemon("--http", "127.0.0.1:0", "--api-keys", file, "--mmproj", str(projector))
+    browser.open(daemon.http)
+    browser.wait(lambda: browser.one("dialog[open] #key")).send_keys(key)
+    browser.press("Use this key")
+    browser.press("Talk")
+    wait_for(browser, "idle", "Talk: it listens.")
+    browser.js("sessionStorage.clear()")
+    browser.complaints()
 
 
 def test_where_no_model_hears_the_page_says_so(browser: Browser, daemon: Daemon):

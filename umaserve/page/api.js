@@ -48,11 +48,11 @@ export function createApi(storage, refused) {
       return (await this.fetch(path)).json();
     },
 
-    /** With the key in the handshake: large messages are for those who have shown one. */
-    socket(path) {
+    /** With the key in the handshake, after `prefix`: large messages are for those who have shown one. */
+    socket(path, [name, prefix] = ["umaserve", "bearer."]) {
       const url = new URL(path, location.href);
       url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
-      return new WebSocket(url, this.key ? ["umaserve", `bearer.${this.key}`] : []);
+      return new WebSocket(url, this.key ? [name, `${prefix}${this.key}`] : []);
     },
 
     refused,

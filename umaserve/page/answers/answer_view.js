@@ -5,7 +5,7 @@ import { figuresOf } from "../words.js";
 
 const UNFINISHED = "Not finished. Unless another tab is writing it, continue it, or ask again.";
 const CALLS_LEFT = "Not all of its calls have run. Continue this answer to run them.";
-const PHASES = { waiting: "Reading the question…", writing: "", paused: "Paused.", lost: "", calling: "" };
+const PHASES = { waiting: "Reading the question…", writing: "", paused: "Paused.", lost: "", calling: "", talking: "" };
 
 /** For `node`, which shows that the answer is being written; `text` is to be drawn into by an `AnswerText`. */
 export function answerView(node) {

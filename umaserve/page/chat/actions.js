@@ -142,7 +142,7 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
   }
 
   /** `media` are those of a turn, and have a `blob` where it is not kept yet. */
-  async function ask(parent, text, media = []) {
+  async function ask(parent, text, media = [], answered = answers.answerTo) {
     const { conversation } = state;
     if (state.run || !(text.trim() || media.length > 0)) return;
     kept.forgetBeginning();
@@ -153,7 +153,7 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
       // All begun at once: the turn is shown meanwhile, and whoever reads them from now on waits until they are there.
       const kept = media.map(({ id, blob }) => blob && library.keep(conversation.id, id, blob));
       if (media.length > 0) await Promise.all(kept);
-      answers.answerTo(conversation, turn.id);
+      answered(conversation, turn.id);
     } catch (error) {
       update(() => {
         removeTurn(conversation, turn);
@@ -230,7 +230,14 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
       update(() => (state.attached = []));
       actions.say(draft, attached);
     },
-    say: (text, media) => ask(path(state.conversation).at(-1)?.id ?? ROOT, text, media),
+    say: (text, media, answered) => ask(path(state.conversation).at(-1)?.id ?? ROOT, text, media, answered),
+    /** As `say`, but the answer is held, as `answering` says: promises that. */
+    converse: async (text, media, stop) => {
+      let held = null;
+      await actions.say(text, media, (conversation, parent) => (held = answers.hold(conversation, parent, stop)));
+      return held;
+    },
+    contents: library.contents,
     attach: (medium) => update(() => state.attached.push(medium)),
     detach: (medium) => update(() => state.attached.splice(state.attached.indexOf(medium), 1)),
     content: library.content,

@@ -128,9 +128,25 @@ export function answering({ store, api, library, tab, tell, save, saveLater, end
   return {
     answerTo,
     stop,
-    pause: () => generation?.pause(),
-    resume: () => generation?.resume(),
-    modify: (parameters) => generation?.modify(parameters),
+    pause: () => generation?.pause?.(),
+    resume: () => generation?.resume?.(),
+    modify: (parameters) => generation?.modify?.(parameters),
+    /**
+     * An answer that is written elsewhere, by the voice mode, where `stop()` ends it: {answer, change, over, keep}.
+     * `over()` says that it is whole, `keep()` that it has been changed after that.
+     */
+    hold(conversation, parent, stop) {
+      let answer;
+      const fields = { thoughts: "", tokens: [], marks: [], stats: { tokens: 0 }, settings: { ...conversation.settings } };
+      update(() => {
+        answer = addTurn(conversation, parent, "assistant", fields);
+        state.run = { conversation, answer, from: 0, phase: "talking", note: "" };
+      });
+      generation = { stop };
+      const keep = () => update(() => save(conversation));
+      keep();
+      return { answer, change: change(conversation), over: () => over(conversation, answer), keep };
+    },
     /** Whether a call that is asked for may run: "once", "always", "refuse" or "never". */
     decide: (call, said) => call === asked?.call && asked.decide(said),
     /** Does it now, or when the running answer has been stopped. */

@@ -51,7 +51,7 @@ function camera(stream) {
 }
 
 /** Records, from now on. `finish()` promises the file, `end()` stops without or after it; `node` shows level and length. */
-export function microphone(stream) {
+function microphone(stream) {
   const level = h("meter", { min: 0, max: 1, "aria-label": "Level" });
   const length = h("output");
   const context = new AudioContext();

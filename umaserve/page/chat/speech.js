@@ -5,6 +5,8 @@ import { fill, icon, iconButton, saveFile } from "../dom.js";
 import { seconds } from "../words.js";
 
 const KEY = "umaserve.speech";
+/** Phases in which nothing new is to be read aloud: calls have no words, and the voice mode has a voice. */
+const UNREAD = ["calling", "talking"];
 const NO_VOICE = "This server has no voice. Whoever runs it can install one: pip install 'umaserve[speech]'";
 
 /** `state.spoken` is the answer that is read aloud, `sounds` whether it is to be heard yet, `voiced` if any can be. */
@@ -91,11 +93,11 @@ export function chatSpeech(app, store, actions) {
     node.ariaLabel = node.title = label;
     fill(node, on && voiced ? sound : silent);
     if (run !== followed) {
-      if (run && run.phase !== "calling" && on && voiced) read(run.answer, run.from);
+      if (run && !UNREAD.includes(run.phase) && on && voiced) read(run.answer, run.from);
       else if (followed?.answer === state.spoken && followed?.answer.end === "cancelled") stop();
       followed = run;
     }
     player?.hold(isPaused());
   });
-  return { node, items, stop, turn, isOn: () => on };
+  return { node, items, stop };
 }

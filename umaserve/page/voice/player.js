@@ -9,6 +9,7 @@ export class Player {
   #held = false;
   /** Where the sound ends that is there so far, in samples of the context's time. */
   #end = 0;
+  #total = 0;
 
   constructor(rate) {
     // Of the same rate, so that the pieces are not resampled each by itself, which is heard at their seams.
@@ -26,6 +27,7 @@ export class Player {
     const start = Math.max(this.#end, Math.ceil((context.currentTime + LEAD_S) * this.#rate));
     source.start(start / this.#rate);
     this.#end = start + samples.length;
+    this.#total += samples.length;
   }
 
   /** Holds the sound where it is, or lets it go on. */
@@ -40,6 +42,11 @@ export class Player {
   /** How many seconds are still to be heard. */
   get left() {
     return Math.max(0, this.#end / this.#rate - this.#context.currentTime);
+  }
+
+  /** How many seconds have been heard. */
+  get heard() {
+    return Math.max(0, this.#total / this.#rate - this.left);
   }
 
   /** Ends it at once. */
