@@ -20,7 +20,7 @@ APP = "https://app.example"
 
 
 def gate(*allow_origin: str, cors_origin: tuple[str, ...] = ()) -> Gate:
-    return Gate(Names("192.0.2.1:80", ("box.example",), allow_origin, cors_origin), None)
+    return Gate(Names("192.0.2.1:80,[2001:db8::1]:80,0.0.0.0:81", ("box.example",), allow_origin, cors_origin), None)
 
 
 def request(*headers: str, host: str = "127.0.0.1:8080") -> Request:
@@ -48,6 +48,8 @@ def status(asked: Request, at: Gate | None = None) -> int:
         ("LocalHost.:80", 200),
         ("[0:0:0:0:0:0:0:1]:", 200),
         ("192.0.2.1", 200),
+        ("[2001:db8::1]", 200),
+        ("0.0.0.0", 403),
         ("box.example.", 200),
         ("127.1", 403),
         ("0x7f000001", 403),

@@ -28,7 +28,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", action="store_true")
     given, _ = parser.parse_known_args()
     folder = Path(tempfile.mkdtemp(prefix="llama-server-"))
-    flags = ["--socket", str(folder / "sock"), "--http", f"{given.host.partition(',')[0]}:{given.port}"]
+    hosts = [f"[{host}]" if ":" in host else host for host in given.host.split(",")]
+    flags = ["--socket", str(folder / "sock"), "--http", ",".join(f"{host}:{given.port}" for host in hosts)]
     flags += ["--config", str(_models(folder, given.alias, given.tags)), "--no-speculation"]
     if given.ctx_size:
         # Of llama-server's cells each slot has a part of its own.

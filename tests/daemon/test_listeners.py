@@ -45,6 +45,22 @@ def test_ollamas_clients_find_the_daemon_where_they_look_even_with_tls(
     assert b"HTTP/1.1" not in answers[1]
 
 
+def test_http_may_have_several_addresses(tmp_path: Path) -> None:
+    world = HttpWorld(config=replace(CONFIG, http="127.0.0.1:0,127.0.0.2:0", socket=str(tmp_path / "sock")))
+    opened = Listeners(world.services, world.site)
+    opened.open()
+    for host, place in zip(("127.0.0.1", "127.0.0.2"), opened.places[1:], strict=True):
+        at, _, port = place.at.rpartition(":")
+        assert (place.protocol, at) == ("http", host)
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(HEALTH)
+            world.turn()
+            client.setblocking(False)
+            assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+    opened.close()
+    world.close()
+
+
 def test_an_address_of_http_that_nobody_named_may_be_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         at = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -247,6 +263,8 @@ def test_passed_sockets_stand_for_those_of_the_settings_of_their_kind(
         ("http", "127.0.0.2:{port}", "port", True),
         ("http", "0.0.0.0:{port}", "port", True),
         ("http", "nowhere.invalid:{port}", "port", True),
+        ("http", "[::1]:1,127.0.0.1:{port}", "port", False),
+        ("http", "[::1]:{port},127.0.0.1:1", "port", True),
         ("http", "", "port", False),
         ("http_socket", "{path}", "path", False),
         ("http_socket", "{path}.other", "path", True),

@@ -625,7 +625,10 @@ def test_refused_in_a_file(file: Path) -> None:
     assert file_refusal(file, 'n_ctx = "64"').endswith(f'{expected} the string "64"')
 
 
-ADDRESS_EXPECTED = 'expected an address as HOST:PORT, such as "127.0.0.1:8080" or "[::1]:8080", or an empty string'
+ADDRESS_EXPECTED = (
+    'expected an address as HOST:PORT, such as "127.0.0.1:8080" or "[::1]:8080", or several with commas between them,'
+    " or an empty string"
+)
 WORDS_EXPECTED = (
     "expected an array (a flag or variable: a comma-separated list) of at most 64 strings,"
     " each 1 to 256 printable ASCII characters without spaces and commas"
@@ -806,7 +809,10 @@ def test_a_conflict_says_what_to_change_and_where_the_values_came_from(file: Pat
     )
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:80", "[::]:80", "192.0.2.1:0", "[2001:db8::1]:80", "box.example:80"])
+@pytest.mark.parametrize(
+    "address",
+    ["0.0.0.0:80", "[::]:80", "192.0.2.1:0", "[2001:db8::1]:80", "box.example:80", "127.0.0.1:80,192.0.2.1:80"],
+)
 def test_http_beyond_loopback_needs_keys_or_the_word_insecure(address: str) -> None:
     assert refusal({"http": address}) == (
         f"http ({address}) is not a loopback address, and api_keys is not set:"

@@ -12,7 +12,7 @@ from umaserve.access.key_entries import Key
 from umaserve.access.keys import KeyFile
 from umaserve.core.errors import Fault, RequestError
 from umaserve.sessions.caller import Caller
-from umaserve.settings.addresses import is_loopback, is_wildcard, parse_address
+from umaserve.settings.addresses import is_loopback, is_wildcard, parse_addresses
 from umaserve.wire.http_head import Refusal, Request, parse_authority, shown
 from umaserve.wire.multipart import MULTIPART
 
@@ -38,9 +38,9 @@ _HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+( *, *[A-Za-z0-9-]+)*")
 
 
 class Names(NamedTuple):
-    """The hosts that we answer to, and the origins that may call: settings, and the address listened on."""
+    """The hosts that we answer to, and the origins that may call: settings, and the addresses listened on."""
 
-    address: str
+    addresses: str
     allow_host: Sequence[str]
     allow_origin: Sequence[str]
     cors_origin: Sequence[str]
@@ -53,10 +53,8 @@ class Gate:
         self._keys = keys
         self._warned_of_proxy = False
         self._hosts = {host.lower() for host in names.allow_host}
-        if names.address:
-            host, _port = parse_address(names.address)
-            if not is_wildcard(host):
-                self._hosts.add(host.lower())
+        own = [host for host, _port in parse_addresses(names.addresses)]
+        self._hosts |= {host.lower() for host in own if not is_wildcard(host)}
         self._origins = {origin.lower() for origin in (*names.allow_origin, *names.cors_origin)}
         self._cors = {origin.lower() for origin in names.cors_origin}
 

@@ -16,7 +16,7 @@ from umaserve.core.errors import ConfigError, ModelError
 from umaserve.engine import context_size, needs
 from umaserve.net.tls import server_context
 from umaserve.settings import gguf_header
-from umaserve.settings.addresses import parse_address, parse_place
+from umaserve.settings.addresses import parse_addresses, parse_place
 from umaserve.settings.daemon import Config
 from umaserve.settings.model_files import default_model
 from umaserve.settings.models import ModelSpec
@@ -128,7 +128,7 @@ def of_sockets(config: Config) -> Iterator[Finding]:
     """Whether the daemon may listen where the settings say."""
     for path in filter(None, (config.socket, config.http_socket)):
         yield _unix_socket(path)
-    addresses = [parse_address(config.http)] if config.http else []
+    addresses = parse_addresses(config.http)
     addresses += [OLLAMA] if config.ollama else []
     match parse_place(config.wyoming) if config.wyoming else None:
         case str(path):

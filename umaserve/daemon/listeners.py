@@ -22,7 +22,7 @@ from umaserve.net.listeners import Listener, SocketFile
 from umaserve.net.tcp import is_at, tcp_sockets
 from umaserve.net.tls import Tls, server_context
 from umaserve.sessions.caller import Caller
-from umaserve.settings.addresses import is_loopback, parse_address, parse_place
+from umaserve.settings.addresses import is_loopback, parse_addresses, parse_place
 from umaserve.settings.daemon import Config
 from umaserve.settings.reread import reread
 from umaserve.system import systemd
@@ -102,12 +102,13 @@ class Listeners:
         if config.http_socket and HTTP_FILE not in given:
             self._listen(HTTP, self._file(config.http_socket))
         if config.http and HTTP not in given:
-            for sock in self._http_sockets():
-                self._listen(HTTP, sock)
+            for host, port in parse_addresses(config.http):
+                for sock in self._http_sockets(host, port):
+                    self._listen(HTTP, sock)
 
-    def _http_sockets(self) -> list[socket.socket]:
+    def _http_sockets(self, host: str, port: int) -> list[socket.socket]:
         try:
-            return tcp_sockets(*parse_address(self._config.http))
+            return tcp_sockets(host, port)
         except ConfigError as error:
             if not self._http_is_optional:
                 raise
@@ -269,6 +270,8 @@ def _compare(setting: str, value: str, passed: Sequence[socket.socket]) -> None:
 
 
 def _is_at(sock: socket.socket, setting: str, value: str) -> bool:
+    if setting == HTTP:
+        return any(is_at(sock, *place) for place in parse_addresses(value))
     place = value if setting == HTTP_FILE else parse_place(value)
     if isinstance(place, str) or sock.family == socket.AF_UNIX:
         return bool(sock.getsockname() == place)

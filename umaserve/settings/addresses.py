@@ -35,6 +35,11 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def parse_addresses(text: str) -> list[tuple[str, int]]:
+    """The hosts and ports of addresses as of ``parse_address`` with commas between them; none of an empty text."""
+    return [parse_address(one) for one in text.split(",")] if text else []
+
+
 def parse_place(text: str) -> tuple[str, int] | str:
     """Host and port as of ``parse_address``, before which there may be ``tcp:``; or the path of ``unix:PATH``. Both may
     have URIs' slashes. Raises ValueError."""

@@ -157,19 +157,36 @@ def mode() -> Kind[int]:
     return Kind("MODE", expected, check, render=lambda bits: f'"{bits:04o}"')
 
 
-def address(*, or_empty: bool = False) -> Kind[str]:
+_ADDRESS = 'an address as HOST:PORT, such as "127.0.0.1:8080" or "[::1]:8080"'
+
+
+def address() -> Kind[str]:
     """HOST:PORT, kept as written."""
+    return Kind("HOST:PORT", _ADDRESS, _address, render=quoted)
+
+
+def address_list() -> Kind[str]:
+    """One HOST:PORT or several with commas between them, kept as written; or empty."""
 
     def check(value: object) -> str:
-        # parse_address alone would accept any characters in an IPv6 scope.
-        if not isinstance(value, str) or not (value.isascii() and value.isprintable()):
+        if isinstance(value, str) and value:
+            for one in value.split(","):
+                _address(one)
+            return value
+        if value != "":
             raise ValueError
-        if value or not or_empty:
-            parse_address(value)
-        return value
+        return ""
 
-    expected = 'an address as HOST:PORT, such as "127.0.0.1:8080" or "[::1]:8080"'
-    return Kind("HOST:PORT", expected + (", or an empty string" if or_empty else ""), check, render=quoted)
+    expected = f"{_ADDRESS}, or several with commas between them, or an empty string"
+    return Kind("HOST:PORT,...", expected, check, render=quoted)
+
+
+def _address(value: object) -> str:
+    # parse_address alone would accept any characters in an IPv6 scope.
+    if not isinstance(value, str) or not (value.isascii() and value.isprintable()):
+        raise ValueError
+    parse_address(value)
+    return value
 
 
 def place() -> Kind[str]:
@@ -216,7 +233,7 @@ def overrides() -> Kind[tuple[str, ...]]:
 
 def addresses() -> Kind[tuple[str, ...]]:
     """Addresses, written as `words`; each is an `address`."""
-    return _several(address().check, ", each an address as HOST:PORT")
+    return _several(_address, ", each an address as HOST:PORT")
 
 
 def url(*schemes: str, or_empty: bool = False) -> Kind[str]:

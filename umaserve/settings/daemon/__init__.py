@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from umaserve.settings import link
-from umaserve.settings.addresses import is_loopback, parse_address, parse_place
+from umaserve.settings.addresses import is_loopback, parse_addresses, parse_place
 from umaserve.settings.daemon.engine import Engine
 from umaserve.settings.daemon.http import Http
 from umaserve.settings.daemon.limits import Limits
@@ -55,7 +55,8 @@ class Config(Logging, Relay, Models, Engine, Targets, Limits, Http, Serving):
             found = "slot_save_path is set and kv_cache is not"
             advice = "set kv_cache to a folder on the same file system, or remove slot_save_path"
             raise Conflict(f"{found}: {advice}", "slot_save_path", "kv_cache")
-        if self.http and not (self.api_keys or self.insecure or is_loopback(parse_address(self.http)[0])):
+        local = all(is_loopback(host) for host, _port in parse_addresses(self.http))
+        if not (self.api_keys or self.insecure or local):
             found = f"http ({self.http}) is not a loopback address, and api_keys is not set"
             advice = "make keys with umaserve keys add and set api_keys to their file, or set insecure"
             raise Conflict(f"{found}: {advice}", "http", "api_keys")

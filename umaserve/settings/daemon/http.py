@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from umaserve.settings.kinds import GIB, MIB, TIB, address, path, real, size, switch, urls, words
+from umaserve.settings.kinds import GIB, MIB, TIB, address_list, path, real, size, switch, urls, words
 from umaserve.settings.sources import setting
 
 
@@ -14,11 +14,12 @@ class Http:
 
     http: str = setting(
         "",
-        address(or_empty=True),
+        address_list(),
         "http",
-        "address for HTTP and WebSocket; empty: off; port 0: any free port",
-        about='The address for HTTP and WebSocket, as HOST:PORT; an IPv6 address is in brackets, "[::1]:8080". Port '
-        "0: any free port. Empty, the default: off. Addresses other than loopback need api_keys, or insecure. "
+        "addresses for HTTP and WebSocket; empty: off; port 0: any free port",
+        about='The address for HTTP and WebSocket, as HOST:PORT; an IPv6 address is in brackets, "[::1]:8080". Several '
+        "have commas between them. Port 0: any free port. Empty, the default: off. Addresses other than loopback need"
+        " api_keys, or insecure. "
         "If neither this nor http_socket is set, and no service manager starts the daemon, it takes "
         "127.0.0.1:8080 where that is free.",
     )
