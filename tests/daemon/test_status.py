@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from http_world import CONFIG, HttpWorld, post
@@ -22,14 +23,20 @@ from umaserve.core.exposition import HELP
 from umaserve.core.metrics import ServingMetrics
 from umaserve.core.requests import Generate, Priority
 from umaserve.daemon.http.site import DaemonSite
-from umaserve.daemon.http.status import MAX_LISTED
+from umaserve.daemon.http.status import MAX_BATCHES, MAX_LISTED
 from umaserve.daemon.http.status_stream import PERIOD_S
+from umaserve.dialects.batches.kept import AllFiles
+from umaserve.dialects.batches.states import Status
+from umaserve.dialects.batches.stored_batch import Problem, StoredBatch
 from umaserve.scheduler.observer import observe_delivery
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.session import Hold, Session
 from umaserve.sessions.targets import Targets
 from umaserve.sessions.waiting import Why
 from umaserve.settings.daemon import SETTINGS
+
+if TYPE_CHECKING:
+    from umaserve.daemon.kept_files import KeptFiles
 
 ALICE = Caller("openai", "ip:192.0.2.1", "alice")
 PROMPT = "a secret between them"
@@ -268,6 +275,49 @@ def test_a_session_is_a_number(world: BoxWorld, value: object) -> None:
     told = world.received()
     assert told.startswith(b"HTTP/1.1 400 ")
     assert b"session: expected " in told
+
+
+def test_an_operator_sees_and_cancels_the_batches_of_all(world: BoxWorld) -> None:
+    files = AllFiles(world.clock, 1 << 24, math.inf)
+    world.services.store.files = cast("KeptFiles", SimpleNamespace(kept=files))
+    ended = keep_batch(files, "ip:192.0.2.1", "b", status=Status.FAILED, problems=[Problem("invalid_line", "secret")])
+    running = keep_batch(files, "key:alice", "a", status=Status.IN_PROGRESS, total=9, completed=2, failed=1)
+    cancelled: list[str] = []
+    running.cancel = lambda: cancelled.append(running.id)
+    for number in range(MAX_BATCHES):
+        keep_batch(files, "key:bob", f"{number:02}", status=Status.COMPLETED, created_at=number)
+    world.look()
+    (event,) = world.events()
+    first, second, *others = event["batches"]
+    assert (first["batch"], first["key"], first["status"]) == (running.id, "alice", "in_progress")
+    assert first["problem"] is None
+    assert (first["total"], first["completed"], first["failed"]) == (9, 2, 1)
+    assert (second["batch"], second["key"], second["peer"]) == (ended.id, None, "ip:192.0.2.1")
+    assert second["problem"] == "invalid_line"
+    assert [one["created_at"] for one in others] == [*range(MAX_BATCHES - 1, 1, -1)]
+    world.client, world.connection = world.join()
+    world.send(post("/api/box/end", {"batch": running.id}))
+    assert (world.statuses(), cancelled) == ([200], [running.id])
+    for batch_id in (ended.id, "batch_none"):
+        world.send(post("/api/box/end", {"batch": batch_id}))
+        assert b"it may have ended" in (told := world.received())
+        assert told.startswith(b"HTTP/1.1 404 ")
+
+
+def keep_batch(files: AllFiles, tenant: str, name: str, **fields: Any) -> StoredBatch:
+    """A batch of a tenant's; its text is no operator's."""
+    named = {"input_id": "secret", "output_id": "secret", "error_id": "secret", "metadata": {"secret": "secret"}}
+    batch = StoredBatch(id=f"batch_{name}", endpoint="/v1/embeddings", **{"created_at": 99, **named, **fields})
+    files.batches.keep(tenant, batch)
+    return batch
+
+
+@pytest.mark.parametrize("value", [0, True, [], "", "b" * 65])
+def test_a_batch_is_named_by_its_id(world: BoxWorld, value: object) -> None:
+    world.send(post("/api/box/end", {"batch": value}))
+    told = world.received()
+    assert told.startswith(b"HTTP/1.1 400 ")
+    assert b"batch: expected " in told
 
 
 def test_the_settings_are_told_without_secrets(world: BoxWorld) -> None:

@@ -383,6 +383,8 @@ def test_null_stands_for_an_absent_field_as_described(path: str):
             continue  # It may be absent only where there are texts.
         if path == "/v1/responses/compact" and where == ("input",):
             continue  # It may be absent only where a response is followed.
+        if path == "/api/box/end" and where == ("session",):
+            continue  # It may be absent only where there is a batch.
         if path == "/mcp":
             continue  # JSON-RPC has no null there.
         body = with_value(path, where, None)

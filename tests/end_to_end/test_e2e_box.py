@@ -219,7 +219,7 @@ def test_a_batch_is_watched_and_cancelled(
     long = begin_batch(client, {"a": {}, "b": {}, "hot": {"temperature": 99}} | {f"r{i}": endless for i in range(20)})
     item = f"[data-batch={long}]"
     opened.wait(lambda: "1 failed" in opened.text(item))
-    assert "/v1/completions, in progress, " in opened.text(item)
+    assert "this machine, /v1/completions, in progress, " in opened.text(item)
     assert " of 23" in opened.text(item)
     assert opened.one(f"{item} strong").get_attribute("title") == long
     other = f"[data-batch={ended}]"

@@ -12,7 +12,7 @@ from umaserve.core.exposition import PROMETHEUS
 from umaserve.daemon.http import health, web_page
 from umaserve.daemon.http.reference import FRAME, REFERENCE
 from umaserve.daemon.http.routes import DIALECTS
-from umaserve.daemon.http.status import end_request, settings_page
+from umaserve.daemon.http.status import end, settings_page
 from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import JSON
@@ -72,8 +72,8 @@ def own_pages(services: Services) -> HttpDialect:
     def settings(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
         return 200, JSON, settings_page(services.config)
 
-    def end(_facts: Facts, request: Request) -> tuple[int, str, bytes]:
-        end_request(services, request.body)
+    def end_one(_facts: Facts, request: Request) -> tuple[int, str, bytes]:
+        end(services, request.body)
         return 200, JSON, b"{}"
 
     routes = {
@@ -86,7 +86,7 @@ def own_pages(services: Services) -> HttpDialect:
         "/openapi.json": Route("GET", Page(reference)),
         "/api/default_ref_audio": Route("GET", Page(ref_audio)),
         "/api/box": Route("GET", Watch(), operators=True),
-        "/api/box/end": Route("POST", OperatorsPage(end), operators=True),
+        "/api/box/end": Route("POST", OperatorsPage(end_one), operators=True),
         "/api/settings": Route("GET", OperatorsPage(settings), operators=True),
     }
     if services.config.page:

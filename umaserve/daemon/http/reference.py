@@ -78,11 +78,12 @@ REFERENCE = Reference(
         ),
         ("POST", "/api/box/end"): Operation(
             "endRequest",
-            "For operators: cancel a request; its client gets an error",
+            "For operators: cancel a request, whose client gets an error, or a batch",
             body=Body(EndRequestBody, {"end": {"session": 1}}),
             replies={
                 "200": Reply(
-                    "The request has ended", json=value(type="object", additionalProperties=False, properties={})
+                    "The request or the batch has ended",
+                    json=value(type="object", additionalProperties=False, properties={}),
                 )
             },
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from umaserve.dialects.batches.states import Status
 from umaserve.wire.declared import (
     Declared,
     array,
@@ -12,6 +13,7 @@ from umaserve.wire.declared import (
     nullable,
     number,
     omittable,
+    optional,
     required,
     string,
     value,
@@ -64,6 +66,19 @@ class _Request(Declared, closed=True):
     kv_cells = required(whole(), "KV cells that hold the request's tokens")
 
 
+class _Batch(Declared, closed=True):
+    batch = required(string(), "The batch's id")
+    key = nullable(string(), "Name of the API key that made it")
+    peer = required(string(), "Where it came from, without a key")
+    endpoint = required(string())
+    status = required(choice(*Status))
+    total = required(whole(), "Lines of the batch")
+    completed = required(whole())
+    failed = required(whole())
+    problem = nullable(string(), "Code of what is wrong with the batch as a whole")
+    created_at = required(whole(), "Seconds since 1970")
+
+
 class _Model(Declared, closed=True):
     name_ = required(string())
     default = required(boolean())
@@ -93,6 +108,7 @@ class Box(Declared, closed=True):
     at = required(number(), "Seconds since 1970")
     requests = required(array(_Request, high=100), "Requests with a slot first, then the oldest")
     not_listed = required(whole(), "Further requests")
+    batches = required(array(_Batch, high=20), "Of all clients, those that have not ended first, then the newest")
     models = required(array(_Model))
     figures = required(_Figures)
 
@@ -138,7 +154,8 @@ class RootReply(Declared, closed=True):
 
 
 class EndRequestBody(Declared):
-    session = required(whole(1), "The number of its session, as in /api/box")
+    session = optional(whole(1), "The number of the request's session, as in /api/box")
+    batch = optional(string(1, 64), "The id of a batch, in place of a session")
 
 
 class DefaultRefAudioReply(Declared, closed=True):

@@ -1,10 +1,12 @@
-"""What the daemon does now, for people who look at it: requests, models, figures, settings; and the end of a request.
+"""What the daemon does now, for people who look at it: requests, batches, models, figures, settings; and the end of a
+request or a batch.
 
 Nothing of it has a text of a client's, or an id that resumes a generation.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
 import time
 
@@ -13,6 +15,7 @@ import orjson
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import ListedModel
 from umaserve.daemon.services import Services
+from umaserve.dialects.batches.stored_batch import StoredBatch
 from umaserve.dialects.parameters import json_body
 from umaserve.sessions.session import Session
 from umaserve.sessions.states import State
@@ -25,6 +28,9 @@ log = logging.getLogger(__name__)
 
 MAX_LISTED = 100
 """Requests in one snapshot, those with a slot first."""
+MAX_BATCHES = 20
+"""Batches in one snapshot, those that have not ended first."""
+MAX_ID_BYTES = 64
 _FIGURES = {
     "waiting": "waiting_sessions",
     "running": "active_sessions",
@@ -70,9 +76,16 @@ class Box:
             "at": round(time.time(), 3),
             "requests": requests,
             "not_listed": len(running) - len(listed),
+            "batches": [_batch(tenant, batch) for tenant, batch in self._batches()],
             "models": [_model(model) for model in self._services.models.listed()],
             "figures": figures,
         }
+
+    def _batches(self) -> list[tuple[str, StoredBatch]]:
+        """Batches of all tenants, each with its tenant: those that have not ended first, then the newest."""
+        files = self._services.store.files
+        every = [] if files is None else files.kept.batches.everyones()
+        return heapq.nsmallest(MAX_BATCHES, every, key=lambda one: (one[1].ended, -one[1].created_at))
 
     def _request(self, session: Session, now: float, since_s: float) -> dict[str, object]:
         request, usage, host = session.request, session.usage, self._services.models.of(session)
@@ -121,6 +134,22 @@ class Box:
         }
 
 
+def _batch(tenant: str, batch: StoredBatch) -> dict[str, object]:
+    key = tenant.removeprefix("key:")
+    return {
+        "batch": batch.id,
+        "key": None if key == tenant else key,
+        "peer": tenant if key == tenant else "",
+        "endpoint": batch.endpoint,
+        "status": batch.status,
+        "total": batch.total,
+        "completed": batch.completed,
+        "failed": batch.failed,
+        "problem": batch.problems[0].code if batch.problems else None,
+        "created_at": batch.created_at,
+    }
+
+
 def _model(model: ListedModel) -> dict[str, object]:
     return {
         "name": model.name,
@@ -132,11 +161,16 @@ def _model(model: ListedModel) -> dict[str, object]:
     }
 
 
-def end_request(services: Services, body: bytes) -> None:
-    """End the request of the session that ``body`` names; raises ``RequestError`` where none runs."""
-    number = Fields(json_body(body).values).integer("session", 1)
+def end(services: Services, body: bytes) -> None:
+    """End the request of the session, or the batch, that ``body`` names; raises ``RequestError`` where there is none
+    that could end."""
+    given = Fields(json_body(body).values)
+    number, batch_id = given.integer("session", 1), given.string("batch", max_bytes=MAX_ID_BYTES)
+    if batch_id is not None:
+        _end_batch(services, batch_id)
+        return
     if number is None:
-        raise bad_request("session", "a whole number of at least 1", None)
+        raise bad_request("session", "a whole number of at least 1, or the id of a batch as batch", None)
     session = next((one for one in services.models.running() if one.id == number), None)
     if session is None:
         raise RequestError(
@@ -144,6 +178,15 @@ def end_request(services: Services, body: bytes) -> None:
         )
     log.info("an operator has ended a request", extra={"fields": {"request": session.request.id}})
     session.manager.fail(session, RequestError(Fault.ENDED, "request", "the operator of this server has ended it"))
+
+
+def _end_batch(services: Services, batch_id: str) -> None:
+    every = [] if services.store.files is None else services.store.files.kept.batches.everyones()
+    cancel = next((batch.cancel for _tenant, batch in every if batch.id == batch_id), None)
+    if cancel is None:
+        raise RequestError(Fault.NOT_FOUND, "batch", "no batch with this id is running: it may have ended")
+    log.info("an operator has cancelled a batch", extra={"fields": {"batch": batch_id}})
+    cancel()
 
 
 def settings_page(config: Config) -> bytes:

@@ -1,48 +1,22 @@
-// The batches of who looks: how far each has come, and a button that cancels it.
+// Batches of all clients: how far each has come, and a button that cancels it.
 
 import { h, refill, shownBy, write } from "../dom.js";
 import { batchWords, count } from "./words.js";
 
-/** So many are listed at most, those first that have not ended. */
-const LISTED = 20;
-const ENDED = new Set(["completed", "failed", "cancelled", "expired"]);
 const CAN_BE_CANCELLED = new Set(["validating", "in_progress"]);
 
 /** `cancel(id)` asks for the end of a batch. */
-export function batchList(api, cancel) {
+export function batchList(cancel) {
   const list = h("ul.items.batches");
-  const whose = h("p.hint");
-  const node = h("section", { "aria-label": "Batches", hidden: true, tabIndex: -1 }, h("h2", {}, "Batches"), list, whose);
-  const show = shownBy(({ id }) => id, ({ id }) => item(id, cancel), list, node);
-  let kept = null;
-  let asking = false;
-
-  async function ask() {
-    // Without a store the list is an error, and browsers note each.
-    kept ??= await hasStore(api);
-    if (!kept) return;
-    const { data, has_more: others } = await api.json("/v1/batches?limit=100");
-    data.sort((one, other) => ENDED.has(one.status) - ENDED.has(other.status));
-    show(data.slice(0, LISTED));
-    const older = others || data.length > LISTED ? " Older ones are not listed." : "";
-    write(whose, `Those of your API key, else of your address.${older}`);
-    node.hidden = data.length === 0;
-  }
-
+  const node = h("section", { "aria-label": "Batches", hidden: true, tabIndex: -1 }, h("h2", {}, "Batches"), list);
+  const show = shownBy(({ batch }) => batch, ({ batch }) => item(batch, cancel), list, node);
   return {
     node,
-    show() {
-      if (asking) return;
-      asking = true;
-      // What fails is asked again with the next event, and whether there is one is the stream's to tell.
-      ask().catch(() => {}).finally(() => (asking = false));
+    show({ batches }) {
+      show(batches);
+      node.hidden = batches.length === 0;
     },
   };
-}
-
-async function hasStore(api) {
-  const { settings } = await api.json("/api/settings");
-  return settings.some(({ name, value, default: unset }) => name === "store" && value !== unset);
 }
 
 function item(id, cancel) {
@@ -62,10 +36,10 @@ function item(id, cancel) {
   return {
     node,
     show(batch) {
-      const { total, completed, failed } = batch.request_counts;
+      const { total, completed, failed, problem } = batch;
       write(about, batchWords(batch));
-      write(failures, failed > 0 ? `${count(failed)} failed` : "");
-      failures.hidden = failed === 0;
+      write(failures, problem ?? (failed > 0 ? `${count(failed)} failed` : ""));
+      failures.hidden = failed === 0 && problem === null;
       bar.hidden = total === 0;
       bar.max = total || 1;
       bar.value = completed + failed;

@@ -15,7 +15,7 @@ export function mount(root, app, signal) {
   const notice = h("p.hint", { role: "status" });
   const requests = requestTables((session) => post("/api/box/end", { session }, `Request ${session} is ended.`));
   const models = modelList((path, model) => post(path, { model }, ""));
-  const batches = batchList(app.api, (id) => post(`/v1/batches/${id}/cancel`, {}, `The batch ${id} is cancelled.`));
+  const batches = batchList((batch) => post("/api/box/end", { batch }, `The batch ${batch} is cancelled.`));
   const parts = [requests, batches, models, charts()];
   const shown = h("div.parts", { hidden: true }, parts.map((part) => part.node), settingsFold(app.api));
   app.bar.end.replaceChildren(change);

@@ -38,8 +38,9 @@ export function modelWords({ state, progress }) {
 }
 
 /** By the API's own names: who has sent a batch knows them from there. */
-export function batchWords({ endpoint, status, request_counts: { total, completed, failed } }) {
-  const state = `${endpoint}, ${status.replace("_", " ")}`;
+export function batchWords(batch) {
+  const { endpoint, status, total, completed, failed } = batch;
+  const state = `${whoWords(batch)}, ${endpoint}, ${status.replace("_", " ")}`;
   return total === 0 ? state : `${state}, ${count(completed + failed)} of ${count(total)}`;
 }
 
