@@ -66,12 +66,12 @@ def test_nothing_but_its_own_files_acts_in_the_page(path: str, accept: str):
 
 
 def test_the_page_connects_to_the_tool_servers_that_the_operator_names():
-    servers = ("https://tools.example.org/mcp", "http://127.0.0.1:9000/a;b/")
+    servers = ("https://tools.example.org/mcp", "http://127.0.0.1:9000/a/")
     _, headers, body = ask("/page/tool_servers.json", page_tool_servers=servers)
     assert (headers["Content-Type"], json.loads(body)) == ("application/json", ["/mcp", *servers])
     for path in ("/", "/page/tool_servers.json"):
         policy = ask(path, {"accept": BROWSERS}, page_tool_servers=servers)[1]["Content-Security-Policy"]
-        assert "; connect-src 'self' https://tools.example.org/mcp http://127.0.0.1:9000/a%3Bb/; " in policy
+        assert "; connect-src 'self' https://tools.example.org/mcp http://127.0.0.1:9000/a/; " in policy
     assert json.loads(ask("/page/tool_servers.json")[2]) == ["/mcp"]
 
 

@@ -309,7 +309,7 @@ def values_of(key: str) -> st.SearchStrategy[Any]:
     if key == "relay":
         return st.lists(st.sampled_from(RELAYS), max_size=64).map(tuple)
     if key == "page_tool_servers":
-        servers = ["https://tools.example.org/mcp", "http://127.0.0.1:9000/", "http://[::1]:8443/a;b"]
+        servers = ["https://tools.example.org/mcp", "http://127.0.0.1:9000/", "http://box"]
         return st.lists(st.sampled_from(servers), max_size=64).map(tuple)
     if key in ("worker_secret", "worker_name", "relay_provider"):
         return WORD.filter(lambda word: word != "--") | st.just(DEFAULTS[key])
@@ -928,6 +928,17 @@ def test_k_and_v_are_of_one_type_unless_they_are_told_apart() -> None:
     assert Config(kv_type="q8_0").kv_types == ("q8_0", "q8_0")
     assert Config(kv_type="q8_0", kv_type_v="f16", flash_attn="off").kv_types == ("q8_0", "f16")
     assert Config(kv_type_k="q4_0", kv_type_v="bf16").kv_types == ("q4_0", "bf16")
+
+
+@pytest.mark.parametrize(
+    "server",
+    ["http://[::1]:9000/mcp", "https://box/a;b", "ftp://box/mcp", "box:9000", "https://box/mcp?key=x", "https://"],
+)
+def test_tool_servers_are_urls_that_a_pages_policy_can_name(server: str) -> None:
+    assert refusal({"page_tool_servers": server}).endswith(
+        ", each a URL that begins with http:// or https://, a host and perhaps a port and a path, but no user and no"
+        f' query, without semicolons, and whose host is no IPv6 address, got the string "{server}"'
+    )
 
 
 def test_a_relay_needs_the_secret_in_one_place() -> None:

@@ -254,6 +254,12 @@ def urls(*schemes: str) -> Kind[tuple[str, ...]]:
     return _several(lambda item: _url(item, schemes), f", each {_expected_url(schemes)}")
 
 
+def sources(*schemes: str) -> Kind[tuple[str, ...]]:
+    """URLs that a page's Content-Security-Policy can name, written as `words`."""
+    each = f", each {_expected_url(schemes)}, without semicolons, and whose host is no IPv6 address"
+    return _several(lambda item: _source(item, schemes), each)
+
+
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -333,6 +339,12 @@ def _url(text: str, schemes: tuple[str, ...]) -> str:
     if parse_address(split.netloc if has_port else f"{split.netloc}:1")[1] == 0:
         raise ValueError
     return text
+
+
+def _source(text: str, schemes: tuple[str, ...]) -> str:
+    if any(char in text for char in "[];"):
+        raise ValueError
+    return _url(text, schemes)
 
 
 def _expected_url(schemes: tuple[str, ...]) -> str:

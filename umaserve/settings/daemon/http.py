@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from umaserve.settings.kinds import GIB, MIB, TIB, address_list, path, real, size, switch, urls, words
+from umaserve.settings.kinds import GIB, MIB, TIB, address_list, path, real, size, sources, switch, words
 from umaserve.settings.sources import setting
 
 
@@ -222,13 +222,13 @@ class Http:
     )
     page_tool_servers: tuple[str, ...] = setting(
         (),
-        urls("http", "https"),
+        sources("http", "https"),
         "http",
         "MCP servers whose tools the page may use, besides this daemon's own; with a slash at the end, all below it",
         about="URLs of MCP servers, at most 64, whose tools people may let a model call in the page, besides the "
         'daemon\'s own /mcp; for example ["https://tools.example.org/mcp"]. The page connects to no other ones. A URL '
         "that ends with a slash also allows those below it, which people add by themselves. A server has to let the "
-        "page's origin read its replies (CORS).",
+        "page's origin read its replies (CORS). A browser takes no IPv6 address there: name the host.",
     )
     slots_prompts: bool = setting(
         False,
