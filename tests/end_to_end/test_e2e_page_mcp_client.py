@@ -18,7 +18,8 @@ const { mcpClient } = await import("/page/tools/mcp.js");
 const sent = [];
 const plain = window.fetch;
 /** A reply is {status, type, session, parts}, in which ID stands for the request's id. */
-window.fetch = async (address, { headers, body }) => {
+window.fetch = async (address, { method, headers, body }) => {
+  if (method === "DELETE") return void sent.push([{ method }, headers]);
   const message = JSON.parse(body);
   const reply = replies[message.method]?.shift() ?? { status: 202 };
   const { status = 200, type = "application/json", session, parts = [""] } = reply;
@@ -36,7 +37,9 @@ window.fetch = async (address, { headers, body }) => {
 try {
   const client = mcpClient("https://tools.example/mcp", () => "secret");
   const { signal } = new AbortController();
-  return { result: use === "tools" ? await client.tools() : await client.call("look", { at: "it" }, signal), sent };
+  const result = use === "tools" ? await client.tools() : await client.call("look", { at: "it" }, signal);
+  await client.close();
+  return { result, sent };
 } catch (error) {
   return { error: error.message, sent };
 } finally {
@@ -63,12 +66,14 @@ def run(browser: Browser, daemon: Daemon, use: str, **replies: list[dict[str, An
 def test_it_shakes_hands_and_tells_session_and_version(browser: Browser, daemon: Daemon):
     found = run(browser, daemon, "call", initialize=[opened(session="s1")], tools_call=[reply({"content": []})])
     assert found["result"] == {"content": []}
-    (first, plain), (second, _), (third, headers) = found["sent"]
+    (first, plain), (second, _), (third, headers), (last, at_end) = found["sent"]
     assert (first["method"], first["params"]["protocolVersion"]) == ("initialize", "2025-11-25")
     assert "Mcp-Session-Id" not in plain
     assert (second["method"], "id" in second) == ("notifications/initialized", False)
     assert third["params"] == {"name": "look", "arguments": {"at": "it"}}
     assert (headers["Mcp-Session-Id"], headers["MCP-Protocol-Version"]) == ("s1", "2025-06-18")
+    # It needs the session no more.
+    assert (last["method"], at_end["Mcp-Session-Id"]) == ("DELETE", "s1")
     assert headers["Authorization"] == "Bearer secret"
     assert headers["Accept"] == "application/json, text/event-stream"
 
@@ -111,7 +116,7 @@ def test_a_server_that_has_forgotten_the_session_gets_another_handshake(browser:
     shakes, calls = [opened(session="s1"), opened(session="s2")], [{"status": 404}, reply({"content": []})]
     found = run(browser, daemon, "call", initialize=shakes, tools_call=calls)
     assert found["result"] == {"content": []}
-    assert found["sent"][-1][1]["Mcp-Session-Id"] == "s2"
+    assert found["sent"][-2][1]["Mcp-Session-Id"] == "s2"
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,18 @@ export function mcpClient(address, key) {
   let opening = null;
   let lastId = 0;
 
-  /** Sends a message, and returns the response of HTTP. `session` is {id, version} once the handshake says so. */
-  async function post(message, session, signal) {
+  /** `session` is {id, version} once the handshake says so. */
+  function headersOf(session) {
     const headers = { "Content-Type": "application/json", Accept: "application/json, text/event-stream" };
     if (session) headers["MCP-Protocol-Version"] = session.version;
     if (session?.id) headers["Mcp-Session-Id"] = session.id;
     if (key()) headers.Authorization = `Bearer ${key()}`;
+    return headers;
+  }
+
+  /** Sends a message, and returns the response of HTTP. */
+  async function post(message, session, signal) {
+    const headers = headersOf(session);
     const body = JSON.stringify({ jsonrpc: "2.0", ...message });
     try {
       return await fetch(address, { method: "POST", headers, body, signal, credentials: "omit", cache: "no-store" });
@@ -107,6 +113,13 @@ export function mcpClient(address, key) {
         cursor = nextCursor;
       } while (cursor !== undefined && cursor !== null && all.length < MOST_TOOLS);
       return all.slice(0, MOST_TOOLS);
+    },
+
+    /** Tells a server that has made a session that nobody needs it any more, also where the page is left. */
+    async close() {
+      const opened = await opening?.catch(() => null);
+      opening = null;
+      if (opened?.id) fetch(address, { method: "DELETE", headers: headersOf(opened), credentials: "omit", keepalive: true }).catch(() => {});
     },
 
     /** The result of a call; `signal` ends it, here and there. */

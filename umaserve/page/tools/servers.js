@@ -13,6 +13,8 @@ export function toolServers(api, storage) {
   let listing = null;
   const clients = new Map();
 
+  addEventListener("pagehide", () => clients.forEach(({ client }) => client.close()));
+
   async function listed() {
     listing ??= api.json("/page/tool_servers.json").then((all) => all.map(absolute)).catch((error) => {
       listing = null;
@@ -72,6 +74,7 @@ export function toolServers(api, storage) {
     },
 
     remove(address) {
+      clients.get(address)?.client.close();
       clients.delete(address);
       storage.setItem(OWN, JSON.stringify(own().filter((each) => each !== address)));
     },
