@@ -45,11 +45,12 @@ def test_a_model_is_pulled_with_its_projector_and_removed(hub: StandinHub, tmp_p
     assert pulled.returncode == 0, pulled.stderr
     assert "--model Seer-Q4_K_M" in pulled.stdout
     folder = tmp_path / "models" / "Seer-Q4_K_M"
-    assert {path.name for path in folder.iterdir()} == {"Seer-Q4_K_M.gguf", "mmproj-F16.gguf"}
+    assert {path.name for path in folder.glob("*.gguf")} == {"Seer-Q4_K_M.gguf", "mmproj-F16.gguf"}
     assert (folder / "Seer-Q4_K_M.gguf").read_bytes() == MODEL
     listed = umaserve(hub, tmp_path, "models", "--model", "Seer-Q4_K_M").stdout
     assert listed.split()[:2] == ["*", "Seer-Q4_K_M"]
     assert f"with {folder}/mmproj-F16.gguf" in listed
+    assert "org/Seer-GGUF:Q4_K_M" in listed, "the hub's name means it too"
     assert "exists already" in umaserve(hub, tmp_path, "pull", "org/Seer-GGUF:q4_k_m").stderr
     assert umaserve(hub, tmp_path, "models", "remove", "Seer").returncode == 2
     removed = umaserve(hub, tmp_path, "models", "remove", "Seer-Q4_K_M")

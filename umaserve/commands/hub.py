@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+import urllib.parse
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from umaserve.core.errors import ConfigError
 from umaserve.settings.model_files import grouped, parts, quantization
@@ -29,6 +30,12 @@ MAX_FILES = 4096
 """GGUF files of one repository."""
 MAX_BYTES = 1 << 50
 """Largest size of one file, in bytes."""
+HUBS = ("huggingface.co", "hf.co")
+"""Where the hub keeps files, in domains below, and where its mirrors send their clients."""
+TIMEOUT_S = 60.0
+
+
+Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +68,68 @@ class Repository:
     revision: str
     files: tuple[RemoteFile, ...]
 
-    def fetched(self, file: RemoteFile, folder: Path) -> Path:
-        """Download a file into ``folder``, going on where an earlier download ended, and check it. Raises
-        ConfigError."""
+    def address(self, file: RemoteFile) -> str:
+        """The URL of a file."""
+        address: str = _library().hf_hub_url(self.name, file.path, revision=self.revision)
+        return address
+
+    def fetched(self, file: RemoteFile, folder: Path, progress: Progress | None = None) -> Path:
+        """Download a file into ``folder``, going on where an earlier download ended, and check it. ``progress`` gets
+        how many bytes have come; without it a bar is drawn. Raises ConfigError."""
         library = _library()
+        bar = {} if progress is None else {"tqdm_class": _counter(file, progress)}
         try:
-            path = Path(library.hf_hub_download(self.name, file.path, revision=self.revision, local_dir=folder))
-        except (library.errors.HfHubHTTPError, library.errors.HTTPError, OSError) as error:
-            advice = "run the same command again, which resumes the download"
+            path = Path(library.hf_hub_download(self.name, file.path, revision=self.revision, local_dir=folder, **bar))
+        # ValueError: the file is too large for plain HTTP.
+        except (library.errors.HfHubHTTPError, library.errors.HTTPError, OSError, ValueError) as error:
+            advice = "try again, which resumes the download"
             raise ConfigError(f"{self.name}: {file.path}: {_one_line(error)}: {advice}") from None
         if file.sha256:
             with path.open("rb") as content:
                 found = hashlib.file_digest(content, "sha256").hexdigest()
             if found != file.sha256:
                 path.unlink()
-                raise ConfigError(f"{self.name}: {file.path}: damaged during the download: run the same command again")
+                raise ConfigError(f"{self.name}: {file.path}: damaged during the download: try again")
         return path
+
+
+def _counter(file: RemoteFile, progress: Progress) -> type:
+    """What the library takes for a progress bar, and which counts the bytes of one file."""
+
+    class Counter:
+        def __init__(self, *, initial: int = 0, **_look: object) -> None:
+            self._bytes = initial
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def update(self, n_bytes: int) -> None:
+            self._bytes += n_bytes
+            if self._bytes > file.size_bytes:
+                raise ConfigError(f"{file.path}: expected {file.size_bytes} bytes, and more came")
+            progress(self._bytes)
+
+    return Counter
+
+
+def keep_to_hub() -> None:
+    """Have requests, also those that the hub redirects, go to the hub's address and to ``HUBS`` only; others raise
+    ConfigError."""
+    library = _library()
+    hub = urllib.parse.urlsplit(library.constants.ENDPOINT)
+    session = library.get_session()
+
+    def check(request: Any) -> None:
+        host = request.url.host
+        if host != hub.hostname and not any(f".{host}".endswith(f".{one}") for one in HUBS):
+            raise ConfigError(f"the hub redirects to another host, {printable(host[:64])}: nothing was sent there")
+        if request.url.scheme != "https" and hub.scheme == "https":
+            raise ConfigError(f"the hub redirects to {printable(host[:64])} without TLS: nothing was sent there")
+
+    hooks = {"request": [check, *session.event_hooks["request"]]}
+    library.set_client_factory(lambda: type(session)(event_hooks=hooks, follow_redirects=True, timeout=TIMEOUT_S))
 
 
 def named(text: str) -> tuple[str, str]:
@@ -156,6 +209,7 @@ def _projector(names: Sequence[str]) -> str:
 def _library() -> Any:
     try:
         import huggingface_hub
+        import huggingface_hub.constants
         import huggingface_hub.errors
         import huggingface_hub.utils
     except ImportError:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 
 from umaserve.commands.parser import Parser
 from umaserve.core.errors import ConfigError
+from umaserve.settings import model_deletion
 from umaserve.settings.daemon import SETTINGS
-from umaserve.settings.model_files import parts
 from umaserve.settings.models import Catalogue, ModelSpec, read
-from umaserve.settings.sources import nearest, printable
 
 DESCRIPTION = """\
 Lists the models that --model may name: those of --models-dir, and those with a table in the configuration file. The
@@ -61,36 +59,7 @@ def remove(arguments: Sequence[str], write: Callable[[str], None]) -> int:
     folder, catalogue = loaded.config.models_dir, read(loaded.config, loaded.file)
     if not folder:
         raise ConfigError("no folder of models: name it with --models-dir")
-    mine = [spec for spec in catalogue.models if _is_in(spec.config.model, folder)]
-    spec = next((spec for spec in mine if name in (spec.name, *spec.aliases)), None)
-    if spec is None:
-        hint = nearest(name, [spec.name for spec in mine])
-        raise ConfigError(f"{printable(folder)} has no model {printable(name)}{hint}: see umaserve models")
-    others = {
-        os.path.realpath(path): one.name
-        for one in catalogue.models
-        if one is not spec
-        for path in (one.config.model, one.config.mmproj, one.config.draft_model)
-        if path
-    }
-    if other := others.get(os.path.realpath(spec.config.model)):
-        raise ConfigError(
-            f"{spec.name}: its file is also that of {other}: remove {other} from the configuration file first"
-        )
-    files, projector = parts(spec.config.model), spec.config.mmproj
-    if projector and os.path.realpath(projector) not in others and _is_in(projector, folder):
-        files.append(projector)
-    for file in files:
-        try:
-            os.unlink(file)
-        except OSError as error:
-            raise ConfigError(f"{printable(file)}: can't be deleted: {error.strerror}") from None
-    if not os.path.samefile(os.path.dirname(files[0]), folder):
-        with contextlib.suppress(OSError):  # something else is in it
-            os.rmdir(os.path.dirname(files[0]))
+    spec, files = model_deletion.found(catalogue, folder, name)
+    model_deletion.delete(files, folder)
     write(f"{spec.name} is deleted: {spec.size_bytes >> 20} MiB are free again\n")
     return 0
-
-
-def _is_in(path: str, folder: str) -> bool:
-    return bool(path) and os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep)

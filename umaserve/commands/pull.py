@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from umaserve.commands.hub import Offer, Repository, named, offers, opened
+from umaserve.commands.hub import Offer, RemoteFile, Repository, named, offers, opened
 from umaserve.commands.parser import Parser
 from umaserve.core.errors import ConfigError
 from umaserve.settings.daemon import SETTINGS
+from umaserve.settings.model_files import SOURCE, staging_of
 from umaserve.settings.sources import nearest, printable
 from umaserve.system.memory import UNKNOWN_BYTES, available_bytes
 
 USUAL = "Q4_K_M"
 """What is taken where none is named: small, and close to the original."""
-STAGING = ".pulling"
-"""A folder in the folder of models for files that aren't whole yet; the daemon passes over it."""
 DESCRIPTION = f"""\
 Downloads a model from the Hugging Face Hub into the folder of models, with its projector if it has one. An
 interrupted download resumes; each file is checked against its SHA-256, or a message says that the hub has none.
@@ -62,8 +62,14 @@ def run(arguments: Sequence[str], write: Write) -> int:
         write(listing(found, left))
         return 0
     offer = chosen(found, quantization)
-    _check_size(offer, folder, left, anyway=options.anyway)
-    _download(repository, offer, folder)
+    _check_memory(offer, left, anyway=options.anyway)
+    check_disk(offer, folder)
+    fits = "the available memory is unknown"
+    if left != UNKNOWN_BYTES:
+        fits = f"{shown(left)} of memory are available"
+    several = "file" if len(offer.files) == 1 else "files"
+    _say(f"{offer.name}: {shown(offer.size_bytes)} in {len(offer.files)} {several}; {fits}")
+    download(repository, offer, folder, _say)
     write(f"{offer.name} is in {folder}. To serve it:\n  umaserve --models-dir {folder} --model {offer.name}\n")
     return 0
 
@@ -90,25 +96,29 @@ def chosen(found: Sequence[Offer], quantization: str) -> Offer:
 
 def _cells(offer: Offer, left: int) -> Iterator[str]:
     yield offer.quantization
-    yield _shown(offer.size_bytes)
+    yield shown(offer.size_bytes)
     yield "fits" if offer.size_bytes < left else "too large"
     yield offer.name
 
 
-def _shown(size: int) -> str:
-    """Bytes in the unit that leaves one to four digits before the point."""
+def shown(size: int) -> str:
+    """Show bytes in the unit that leaves one to four digits before the point."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB")):
         if size >= unit:
             return f"{size / unit:.1f} {name}"
     return f"{size / 1024:.1f} KiB"
 
 
-def _check_size(offer: Offer, folder: Path, left: int, *, anyway: bool) -> None:
+def _check_memory(offer: Offer, left: int, *, anyway: bool) -> None:
     """Before hours of downloading. Raises ConfigError."""
-    size = offer.size_bytes
-    if size >= left and not anyway:
-        found = f"{offer.name} has {_shown(size)}, and {_shown(left)} of memory are available"
+    if offer.size_bytes >= left and not anyway:
+        found = f"{offer.name} has {shown(offer.size_bytes)}, and {shown(left)} of memory are available"
         raise ConfigError(f"{found}: choose a stronger quantization (--list shows all), or give --anyway")
+
+
+def check_disk(offer: Offer, folder: Path) -> None:
+    """Raise ConfigError where a model can't be put into ``folder``, which is made."""
+    size = offer.size_bytes
     try:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
@@ -116,30 +126,35 @@ def _check_size(offer: Offer, folder: Path, left: int, *, anyway: bool) -> None:
         raise ConfigError(f"{folder}: {error.strerror}: name a folder of yours with --models-dir") from None
     if size >= free:
         raise ConfigError(
-            f"{offer.name} has {_shown(size)}, and {folder} has {_shown(free)} free: delete something there"
+            f"{offer.name} has {shown(size)}, and {folder} has {shown(free)} free: delete something there"
         )
-    fits = "the available memory is unknown"
-    if left != UNKNOWN_BYTES:
-        fits = f"{_shown(left)} of memory are available"
-    several = "file" if len(offer.files) == 1 else "files"
-    print(f"{offer.name}: {_shown(size)} in {len(offer.files)} {several}; {fits}", file=sys.stderr)
 
 
-def _download(repository: Repository, offer: Offer, folder: Path) -> None:
-    # Of this offer alone: another one of the same repository may be on its way, too.
-    staging = folder / STAGING / f"{repository.name.replace('/', '--')}--{offer.name}"
-    place = folder / offer.name
+def download(
+    repository: Repository,
+    offer: Offer,
+    folder: Path,
+    say: Write,
+    progress: Callable[[RemoteFile, int], None] | None = None,
+) -> None:
+    """Download an offer's files into ``folder``. ``say`` gets remarks for the user, ``progress`` how many bytes of a
+    file are there; without it bars are drawn. Raises ConfigError."""
+    staging, place = Path(staging_of(str(folder), repository.name, offer.name)), folder / offer.name
     whole = []
     for file in offer.files:
         target = place / os.path.basename(file.path)
         if target.exists() and target.stat().st_size == file.size_bytes:
-            print(f"{target.name} exists already", file=sys.stderr)
+            say(f"{target.name} exists already")
         else:
             if not file.sha256:
-                print(f"{target.name}: the hub has no SHA-256 of it, so it is not checked", file=sys.stderr)
-            whole.append((repository.fetched(file, staging), target))
+                say(f"{target.name}: the hub has no SHA-256 of it, so it is not checked")
+            told = None if progress is None else functools.partial(progress, file)
+            whole.append((repository.fetched(file, staging, told), target))
+        if progress is not None:
+            progress(file, file.size_bytes)
     try:
         place.mkdir(exist_ok=True)
+        (place / SOURCE).write_text(f"{repository.name}:{offer.quantization or offer.name}\n")
         # The model last: a daemon that sees it sees its projector too.
         for path, target in whole:
             os.replace(path, target)
@@ -147,6 +162,10 @@ def _download(repository: Repository, offer: Offer, folder: Path) -> None:
         advice = f"what was downloaded is in {staging}"
         raise ConfigError(f"{place}: can't be put there: {error.strerror}: {advice}") from None
     shutil.rmtree(staging, ignore_errors=True)
+
+
+def _say(remark: str) -> None:
+    print(remark, file=sys.stderr)
 
 
 def _own_folder() -> str:

@@ -17,6 +17,10 @@ _PART = re.compile(r"(?P<name>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})")
 _PROJECTOR = "mmproj"
 _QUANTIZATION = re.compile(r"[-._](?:[IT]?Q\d\w*|U?D?-?B?F(?:16|32)|MXFP4\w*)$", re.IGNORECASE)
 _ENDING = ".gguf"
+_STAGING = ".pulling"
+SOURCE = ".source"
+"""File beside a model that was downloaded: the name by which the hub has it, REPOSITORY:QUANTIZATION."""
+_MAX_SOURCE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,21 @@ def check_readable(path: str) -> None:
     _size(path)
     if not os.access(path, os.R_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def staging_of(folder: str, repository: str, name: str) -> str:
+    """The folder in one of models for the files of a model that aren't whole yet: of this model alone, since another
+    one of the same repository may be on its way, too."""
+    return os.path.join(folder, _STAGING, f"{repository.replace('/', '--')}--{name}")
+
+
+def source_of(path: str) -> str:
+    """The name by which the hub has the model whose (first) file is ``path``; empty where nobody knows."""
+    try:
+        with open(os.path.join(os.path.dirname(path), SOURCE), encoding="utf-8") as file:
+            return file.read(_MAX_SOURCE).strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def in_folder(folder: str) -> tuple[list[ModelFile], list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -126,7 +127,7 @@ def read(config: Config, file: str) -> Catalogue:
         raise ConfigError(f"model: {printable(config.model)}: no such file, and no model of that name{hint}: {known}")
     default = _alone(config) if meant is None else _as_default(meant, config)
     others = [spec for spec in listed if spec is not meant]
-    default, *others = [_with_file_name(spec, [default, *others]) for spec in (default, *others)]
+    default, *others = _with_other_names([default, *others])
     return Catalogue(default, others, strict=config.strict_models)
 
 
@@ -237,13 +238,16 @@ def _without_own(config: Config) -> Config:
     return replace(config, **{key: getattr(_UNSET, key) for key in (*OWN, *VOICE)})
 
 
-def _with_file_name(spec: ModelSpec, all_: Sequence[ModelSpec]) -> ModelSpec:
-    """The model with its file's name as one more alias, unless that means another model too."""
-    name = name_of(spec.config.model)
-    meant = [one for one in all_ if name in (one.name, *one.aliases, name_of(one.config.model))]
-    if meant != [spec] or not is_name(name) or name in (spec.name, *spec.aliases):
-        return spec
-    return replace(spec, aliases=(*spec.aliases, name))
+def _with_other_names(specs: Sequence[ModelSpec]) -> Iterator[ModelSpec]:
+    """The models with the names of their files, and those by which the hub has them, as more aliases, unless these mean
+    another model too."""
+    others = [(name_of(spec.config.model), model_files.source_of(spec.config.model)) for spec in specs]
+    meant = Counter(
+        name for spec, more in zip(specs, others, strict=True) for name in {spec.name, *spec.aliases, *more}
+    )
+    for spec, more in zip(specs, others, strict=True):
+        new = [name for name in more if meant[name] == 1 and is_name(name) and name not in (spec.name, *spec.aliases)]
+        yield replace(spec, aliases=(*spec.aliases, *new))
 
 
 def _of_file(file: str) -> Mapping[str, Any]:
