@@ -15,7 +15,7 @@ from routes import MODEL_INFO, listed
 
 from umaserve.access.gate import Gate, Names
 from umaserve.access.keys import KeyFile
-from umaserve.core.events import ListedModel, ModelState
+from umaserve.core.events import ListedModel, ModelDownload, ModelState
 from umaserve.daemon.http.exchange import PING_S
 from umaserve.daemon.http.model_stream import PERIOD_S
 from umaserve.daemon.http.site import DaemonSite
@@ -30,6 +30,8 @@ class WatchedWorld(HttpWorld):
         super().__init__()
         self.models: dict[str, ListedModel] = {}
         self.looks = 0
+        self.downloads: list[ModelDownload] = []
+        self.services.downloads.listed = lambda: list(self.downloads)  # type: ignore[method-assign]
         self.services.models.listed = self.listed  # type: ignore[method-assign]
 
     def listed(self, _caller: object = None) -> list[ListedModel]:
@@ -77,6 +79,31 @@ def test_loads_and_unloads_are_told_as_llama_server_does(world: WatchedWorld) ->
     assert world.events() == []
     world.set("a", ModelState.FAILED)
     assert world.events()[0]["data"] == {"status": "unloaded", "exit_code": 1}
+
+
+def test_downloads_are_told_as_llama_server_does(world: WatchedWorld) -> None:
+    files = {"https://hub.example/a.gguf": (0, 7)}
+    world.downloads = [ModelDownload("org/old", problem="it was cancelled", ended=1)]
+    world.send(WATCH)
+    assert world.events() == [], "what has ended before"
+    world.downloads.append(ModelDownload("org/a"))
+    assert world.events() == [{"model": "org/a", "event": "model_status", "data": {"status": "downloading"}}]
+    world.downloads[-1] = ModelDownload("org/a", "a", files)
+    (told,) = world.events()
+    progress = {"https://hub.example/a.gguf": {"done": 0, "total": 7}}
+    assert told == {"model": "org/a", "event": "download_progress", "data": {"progress": progress}}
+    assert world.events() == []
+    world.downloads[-1] = ModelDownload("org/a", "a", files, problem="", ended=2)
+    world.set("a", ModelState.UNLOADED)
+    assert world.events() == [
+        {"model": "org/a", "event": "download_finished", "data": {"id": "a"}},
+        {"model": "*", "event": "models_reload"},
+    ]
+    world.downloads.append(ModelDownload("org/b", problem="no such repository", ended=3))
+    error = {"message": "no such repository"}
+    assert world.events() == [{"model": "org/b", "event": "download_failed", "data": {"error": error}}]
+    world.downloads.pop(0)
+    assert world.events() == []
 
 
 def test_models_that_come_and_go_are_told(world: WatchedWorld) -> None:

@@ -792,12 +792,6 @@ def test_what_operators_cannot_do(path: str, status: int, said: str) -> None:
 @pytest.mark.parametrize(
     ("request_", "status", "said"),
     [
-        (
-            "POST /models",
-            405,
-            "method: expected GET or HEAD, got POST: this daemon neither downloads nor deletes models",
-        ),
-        ("DELETE /models?model=x", 405, "method: expected GET or HEAD, got DELETE: this daemon neither downloads nor"),
         ("DELETE /v1/models", 405, "method: expected GET or HEAD, got DELETE"),
         ("GET /tools", 404, "path: there is no /tools: no tool runs here"),
         ("POST /cors-proxy?url=http://a/", 404, "path: there is no /cors-proxy: requests are not passed on"),

@@ -125,6 +125,7 @@ DEFAULTS: dict[str, Any] = {
     "tts_mmproj": "",
     "pooling": "model",
     "models_dir": "",
+    "model_downloads": 0,
     "strict_models": False,
     "idle_unload": 0.0,
     "relay": (),
@@ -166,6 +167,7 @@ SIZE = {
     "host_cache_bytes": (0, 1 << 40),
     "kv_cache_bytes": (1 << 20, 1 << 40),
     "media_cache_bytes": (0, 1 << 40),
+    "model_downloads": (0, 1 << 40),
 }
 REAL = {
     "idle_timeout": (0.05, 86400.0),
@@ -261,6 +263,7 @@ PARTNERS: dict[str, dict[str, Any]] = {
     "http": {"insecure": True},
     "wyoming": {"insecure": True},
     "relay": {"worker_secret": "s3cret"},
+    "model_downloads": {"models_dir": "another"},
 }
 """What else must be set so that every value of a setting holds together with the rest."""
 
@@ -842,6 +845,13 @@ def test_tls_needs_both_files_and_http() -> None:
     assert Config(tls_cert="c", tls_key="k", http="localhost:0").tls_key == "k"
 
 
+def test_downloads_need_a_folder(file: Path) -> None:
+    assert file_refusal(file, 'model_downloads = "4GiB"') == (
+        "model_downloads is set and models_dir is not: set models_dir to a folder, or remove it"
+        f" (model_downloads: file {file}, models_dir: default)"
+    )
+
+
 def test_saved_slots_need_kept_prompts(file: Path) -> None:
     assert file_refusal(file, 'slot_save_path = "s"') == (
         "slot_save_path is set and kv_cache is not: set kv_cache to a folder on the same file system, or remove "
@@ -1006,6 +1016,8 @@ def test_print_config_fed_back_gives_the_same(values: dict[str, Any], file: Path
         values["http_socket"] += values.get("socket", "") + "/another"
     if values.get("wyoming", "").startswith("unix:"):
         values["wyoming"] += values.get("http_socket", "") + values.get("socket", "") + "/another"
+    if values.get("model_downloads"):
+        values["models_dir"] = values.get("models_dir") or "m"
     if values.get("slot_save_path"):
         values["kv_cache"] = values.get("kv_cache") or "k"
     if values.get("kv_cache"):

@@ -91,6 +91,7 @@ def facts(**settings: Any) -> Facts:
         speech=SimpleNamespace(voice=None),
         ref_audio=None,
         models=_LOADING,
+        downloads=SimpleNamespace(listed=tuple, start=None, delete=None, cancel=None),
         sessions=SimpleNamespace(running=lambda: iter(())),
         started_at=0,
         detached=SimpleNamespace(enabled=False),

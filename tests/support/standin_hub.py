@@ -7,7 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -15,7 +15,8 @@ REVISION = "0123456789abcdef0123456789abcdef01234567"
 
 
 class StandinHub:
-    """``cut``: a file's response ends after so many bytes, once. ``damaged``: files that arrive with another byte."""
+    """``cut``: a file's response ends after so many bytes, once. ``damaged``: files that arrive with another byte.
+    ``held``: files whose second half is sent once that is set. ``moved``: files that are at another address."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -23,6 +24,8 @@ class StandinHub:
         self.gated: set[str] = set()
         self.cut: dict[str, int] = {}
         self.damaged: set[str] = set()
+        self.held: dict[str, threading.Event] = {}
+        self.moved: dict[str, str] = {}
         self.told: dict[str, dict[str, Any]] = {}
         """What the list says of files otherwise than is true."""
         self.ranges: list[str] = []
@@ -79,6 +82,9 @@ def standin_hub() -> Iterator[StandinHub]:
 
         def _file(self, name: str, path: str, *, body: bool) -> None:
             content = hub.repositories[name][path]
+            if path in hub.moved and body:
+                self._head(302, {"Location": hub.moved[path], "Content-Length": "0"})
+                return
             headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": REVISION}
             headers |= {"Accept-Ranges": "bytes", "X-Linked-Size": str(len(content))}
             if path in hub.damaged:
@@ -90,7 +96,14 @@ def standin_hub() -> Iterator[StandinHub]:
                 headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
             self._head(status, {**headers, "Content-Length": str(len(content) - start)})
             if body:
-                self.wfile.write(content[start : hub.cut.pop(path, len(content))])
+                rest = content[start : hub.cut.pop(path, len(content))]
+                if path in hub.held:
+                    self.wfile.write(rest[: len(rest) // 2])
+                    hub.held[path].wait()
+                    rest = rest[len(rest) // 2 :]
+                # Whoever has waited may have left.
+                with suppress(OSError):
+                    self.wfile.write(rest)
                 self.close_connection = True
 
         def _refuse(self, status: int, code: str) -> None:
@@ -109,5 +122,7 @@ def standin_hub() -> Iterator[StandinHub]:
         try:
             yield hub
         finally:
+            for held in hub.held.values():
+                held.set()
             server.shutdown()
             thread.join()

@@ -15,6 +15,7 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import ListedModel, Metrics, ModelInfo, ModelState, SlotFile
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.kept_streams import KeptStreams
+from umaserve.daemon.model_downloads import ModelDownloads
 from umaserve.daemon.services import Services
 from umaserve.daemon.store import Store
 from umaserve.net.input_budget import InputBudget
@@ -161,6 +162,7 @@ class DaemonWorld(World):
             ),
             streams=KeptStreams(self.loop, config.resume_window, config.resume_bytes),
             models=models,
+            downloads=ModelDownloads(self.loop, config, models, lambda then: then(), lambda: self.leaving),
             metrics=lambda: Metrics({}),
             started_at=0,
             prometheus=lambda: b"",

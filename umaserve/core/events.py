@@ -333,6 +333,22 @@ class ListedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelDownload:
+    """Download of a model that an operator has asked for."""
+
+    name: str
+    """The name by which it was asked for."""
+    model: str = ""
+    """The name that the model has in the folder; empty until the hub has told of it."""
+    files: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """By the URL of each file, how many bytes are there, and how many it has; empty until the hub has told."""
+    problem: str | None = None
+    """Why it has failed; empty: it has not; ``None``: nobody knows yet."""
+    ended: int = 0
+    """Number of downloads that had ended when it had; 0: it has not."""
+
+
+@dataclass(frozen=True, slots=True)
 class VoiceInfo:
     """Properties of the daemon's voice."""
 

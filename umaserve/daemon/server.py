@@ -27,6 +27,7 @@ from umaserve.daemon.http.routes import DIALECTS
 from umaserve.daemon.http.site import DaemonSite
 from umaserve.daemon.kept_streams import KeptStreams
 from umaserve.daemon.listeners import Listeners
+from umaserve.daemon.model_downloads import ModelDownloads
 from umaserve.daemon.periodic import start_periodic
 from umaserve.daemon.relay_links import DaemonLinks
 from umaserve.daemon.services import Services
@@ -148,6 +149,9 @@ class Server:
             ),
             streams=KeptStreams(loop, config.resume_window, config.resume_bytes),
             models=self._models,
+            downloads=ModelDownloads(
+                loop, config, self._models, lambda then: self._catalogue_watch.reread(then), self._is_leaving
+            ),
             metrics=self._metrics,
             started_at=int(time.time()),
             prometheus=self._prometheus,
@@ -161,7 +165,7 @@ class Server:
             # Two of the largest messages: one comes while another is prepared.
             input_budget=InputBudget(loop, 2 * config.max_chat_bytes, config.max_frame_bytes),
             stuck=self._stuck,
-            leaving=lambda: self._signals.count > 0,
+            leaving=self._is_leaving,
             traced=None if self._traces is None else self._traces.answered,
         )
 
@@ -203,6 +207,9 @@ class Server:
         if self._left_file is not None:
             for left in self._left_file.take():
                 self._services.detached.take_over(left, conversation(self._services.facts()))
+
+    def _is_leaving(self) -> bool:
+        return self._signals.count > 0
 
     def _wanted(self) -> bool:
         """Whether engines are to be loaded."""
@@ -345,6 +352,7 @@ class Server:
         if self._left_file is not None and self._services.detached.left:
             self._left_file.write(self._services.detached.left)
         self._models.keep_costs()
+        self._services.downloads.close()
         if not self._ending.join():
             log.warning(
                 "a call into llama.cpp, the voice, a decoder or the disk does not return: exiting without waiting for"

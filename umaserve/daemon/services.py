@@ -16,6 +16,7 @@ from umaserve.core.requests import Generate, Infill, MixedText, Prompt, TokenIds
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.feedback import FeedbackLog
 from umaserve.daemon.kept_streams import KeptStreams
+from umaserve.daemon.model_downloads import ModelDownloads
 from umaserve.daemon.store import Store
 from umaserve.dialects.facts import Facts, RunningAnswer
 from umaserve.dialects.parameters import RequestLimits
@@ -40,6 +41,7 @@ class Services:
     detached: Detached
     streams: KeptStreams
     models: Models
+    downloads: ModelDownloads
     metrics: Callable[[], Metrics]
     started_at: int
     """Seconds since 1970."""
@@ -71,8 +73,11 @@ class Services:
             limits=RequestLimits(config.max_prompt_bytes, config.max_tokens or None, config.max_chat_bytes),
             model=lambda name: self.models.info(name, caller),
             models=lambda: self.models.listed(caller),
+            downloads=self.downloads.listed if caller is not None and caller.operator else tuple,
+            download=self.downloads.start,
+            delete=self.downloads.delete,
             load=self.models.load,
-            unload=self.models.unload,
+            unload=lambda name: None if self.downloads.cancel(name) else self.models.unload(name),
             erase_cached=self.models.erase_cached,
             save_slot=lambda name, *asked: self.models.scheduler_of(name).save_slot(*asked),
             restore_slot=lambda name, *asked: self.models.scheduler_of(name).restore_slot(*asked),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from umaserve.core.commands import Cancel, Steering
 from umaserve.core.errors import ModelAwaited, RequestError
-from umaserve.core.events import ListedModel, ModelInfo, SlotFile, VoiceInfo
+from umaserve.core.events import ListedModel, ModelDownload, ModelInfo, SlotFile, VoiceInfo
 from umaserve.core.requests import Generate
 from umaserve.dialects.batches.kept import TenantsFiles
 from umaserve.dialects.parameters import RequestLimits
@@ -58,10 +58,18 @@ class Facts:
     key may not use."""
     models: Callable[[], Sequence[ListedModel]]
     """The models that the daemon may serve to the client, the default one first."""
+    downloads: Callable[[], Sequence[ModelDownload]]
+    """Downloads that operators have asked for: those that have not ended, and the latest that have."""
+    download: Callable[[str], None]
+    """Has the model downloaded that the hub has by that name. Raises ``RequestError`` where that can't be."""
+    delete: Callable[[str, Callable[[RequestError | None], None]], None]
+    """Deletes the files of the model of that name, or what is there of its download, and calls its last argument.
+    Raises ``RequestError`` where that can't be."""
     load: Callable[[str], None]
     """Has the model of that name loaded. Raises ``RequestError`` where there is none, or it can't be."""
     unload: Callable[[str], None]
-    """Has the model of that name unloaded. Raises ``RequestError`` where there is none, or it can't be."""
+    """Has the model of that name unloaded, or its download cancelled. Raises ``RequestError`` where there is none, or
+    it can't be."""
     erase_cached: Callable[[str], int]
     """Drops all sequences that the model of that name has cached in memory; returns how many tokens they held. Raises
     ``RequestError`` where there is none."""

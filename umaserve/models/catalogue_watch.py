@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 
@@ -27,18 +28,19 @@ class CatalogueWatch:
 
     def look(self) -> None:
         """Read the catalogue again if the folder has changed."""
-        now = changed_at(self._folder)
-        if now != self._changed_at:
-            self._changed_at = now
+        if changed_at(self._folder) != self._changed_at:
             self.reread()
 
-    def reread(self) -> None:
+    def reread(self, then: Callable[[], None] = lambda: None) -> None:
+        """Read the catalogue again, and call ``then``."""
+        self._changed_at = changed_at(self._folder)
         # Many files take longer than the streams should wait.
-        self._models.threads.preparing.submit(lambda: reread(self._read, None), self._on_read)
+        self._models.threads.preparing.submit(lambda: reread(self._read, None), functools.partial(self._on_read, then))
 
-    def _on_read(self, result: Catalogue | BaseException | None) -> None:
+    def _on_read(self, then: Callable[[], None], result: Catalogue | BaseException | None) -> None:
         if isinstance(result, BaseException):
             log.error("the list of models could not be reloaded", exc_info=result)
         elif result is not None:
             self._models.take(result)
             self._changed()
+        then()

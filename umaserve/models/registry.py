@@ -63,7 +63,7 @@ class Models:
         """``ended`` is as in ``SessionManager``; ``wanted``: whether engines are to be loaded."""
         self.threads = EngineThreads(loop.wake, keeps=bool(catalogue.default.config.kv_cache))
         self._loop = loop
-        self._catalogue = catalogue
+        self.catalogue = catalogue
         self._admission = admission
         self._metrics = metrics
         self._reserve_bytes = catalogue.default.config.memory_reserve
@@ -94,7 +94,7 @@ class Models:
         sessions = SessionManager(
             self._admit, self._loop.now, self._ended, spec.name, self.totals, lambda: self.request_load(host)
         )
-        host = ModelHost(spec, sessions, self._around, default=spec.name == self._catalogue.default.name)
+        host = ModelHost(spec, sessions, self._around, default=spec.name == self.catalogue.default.name)
         return host
 
     # -- which model ---------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Models:
     def choose(self, name: str, caller: Caller | None) -> ModelHost:
         """The model that is meant by a request's ``name``. Raises ``RequestError`` if there is none, and the operator
         wants no other instead, or if it isn't for ``caller``; ``None``: any."""
-        host = self._hosts[self._catalogue.choose(name).name]
+        host = self._hosts[self.catalogue.choose(name).name]
         if caller is not None and not caller.may_use(host.name, host.spec.aliases):
             raise model_not_granted(name or DEFAULT)
         return host
@@ -122,7 +122,7 @@ class Models:
     def listed(self, caller: Caller | None = None) -> Sequence[ListedModel]:
         """Models of the catalogue, of ``caller`` those for it, the default one first."""
         since_1970 = time.time() - self._loop.now()
-        hosts = [self._hosts[spec.name] for spec in self._catalogue.models]
+        hosts = [self._hosts[spec.name] for spec in self.catalogue.models]
         return [
             report.listed(host, default=host is self.default, room_bytes=self._room_bytes, since_1970=since_1970)
             for host in hosts
@@ -197,23 +197,23 @@ class Models:
         """Serve the models of a new catalogue. The default one stays as it is; any other that is gone or different does
         so until it is not in use any more."""
         # What another file means for the default one, its host sees for itself.
-        before = self._catalogue.default
+        before = self.catalogue.default
         if catalogue.default.of_file(before) != before:
             log.warning("models: the default model has changed, which needs a restart: the new list is ignored")
             return
-        old, new = ({spec.name: spec for spec in one.models} for one in (self._catalogue, catalogue))
+        old, new = ({spec.name: spec for spec in one.models} for one in (self.catalogue, catalogue))
         changes = {
             "new": sorted(new.keys() - old.keys()),
             "gone": sorted(old.keys() - new.keys()),
             "changed": sorted(name for name in new.keys() & old.keys() if new[name] != old[name]),
         }
         log.info("list of models reloaded", extra={"fields": changes})
-        self._catalogue = catalogue
+        self.catalogue = catalogue
         self.default.spec = catalogue.default
         self._follow_catalogue()
 
     def _follow_catalogue(self) -> None:
-        specs = {spec.name: spec for spec in self._catalogue.models}
+        specs = {spec.name: spec for spec in self.catalogue.models}
         leaving = [host for host in self if host.spec != specs.get(host.name)]
         for host in leaving:
             if host.unused and host.state is State.LOADED:
@@ -266,7 +266,7 @@ class Models:
         return self._named(name).adapters
 
     def _named(self, name: str) -> ModelHost:
-        spec = self._catalogue.find(name)
+        spec = self.catalogue.find(name)
         if spec is None:
             raise ModelNotFound(name)
         return self._hosts[spec.name]

@@ -58,7 +58,7 @@ def run(module: str, *arguments: str, wanted: Callable[[], bool], max_s: float) 
                     process.wait(_KILLED_S)
         if status:
             kind = ProgramStopped if -status in _KILLED_BY else ProgramError
-            raise kind(f"{module} {end(status)}: {_last_line(_content(errors))}")
+            raise kind(f"{module} {end(status)}: {last_line(errors)}")
         return _content(output)
 
 
@@ -69,16 +69,22 @@ def start(
     stderr: BinaryIO | None = None,
     pass_fds: Collection[int] = (),
     variables: Mapping[str, str] | None = None,
+    inherits: Callable[[str], bool] = lambda _name: True,
 ) -> subprocess.Popen[bytes]:
     """Start ``module``. Its output goes where this process's goes, if nowhere else; ``pass_fds`` are the descriptors
-    that it has too, ``variables`` those of the environment that it has unless this process has them otherwise."""
+    that it has too, ``variables`` those of the environment that it has unless this process has them otherwise.
+    ``inherits``: which of this process's variables it has."""
     return subprocess.Popen(
         # -P: import from this process's sys.path, not from the working directory.
         [sys.executable, "-P", "-m", module, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
-        env={**(variables or {}), **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={
+            **(variables or {}),
+            **{name: value for name, value in os.environ.items() if inherits(name)},
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
         # Ctrl-C must reach only this process, which decides what ends when.
         start_new_session=True,
         pass_fds=pass_fds,
@@ -136,6 +142,7 @@ def end(status: int) -> str:
     return f"ended by {signal.strsignal(-status)}" if status < 0 else f"failed with status {status}"
 
 
-def _last_line(errors: bytes) -> str:
-    lines = errors.decode(errors="replace").split("\n")
+def last_line(errors: BinaryIO) -> str:
+    """The last line of what a program has written to ``errors``, which says most."""
+    lines = _content(errors).decode(errors="replace").split("\n")
     return next((line.strip()[:_MAX_ERROR] for line in reversed(lines) if line.strip()), "no message")

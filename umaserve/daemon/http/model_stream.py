@@ -3,17 +3,17 @@ slowly gets fewer events. Without clients nothing is looked at."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import orjson
 
-from umaserve.core.events import ListedModel
 from umaserve.daemon.http.exchange import PING_S
 from umaserve.daemon.http.status_stream import Watcher
+from umaserve.daemon.model_downloads import ModelDownloads
 from umaserve.dialects import sse
 from umaserve.dialects.http import AS_IT_COMES
-from umaserve.dialects.llama_server.model_events import changes
+from umaserve.dialects.llama_server.model_events import Known, changes
 from umaserve.http.connection import HttpConnection
 from umaserve.models.registry import Models
 from umaserve.net.loop import Loop
@@ -25,16 +25,17 @@ PERIOD_S = 0.25
 class _Told(NamedTuple):
     """What a client knows, and when something was sent last."""
 
-    models: Sequence[ListedModel]
+    known: Known
     at: float
 
 
 class ModelStream:
     """All clients that watch the models."""
 
-    def __init__(self, loop: Loop, models: Models) -> None:
+    def __init__(self, loop: Loop, models: Models, downloads: ModelDownloads) -> None:
         self._loop = loop
         self._models = models
+        self._downloads = downloads
         self._told: dict[Watcher, _Told] = {}
         self._timer: Timer | None = None
 
@@ -43,19 +44,22 @@ class ModelStream:
         watcher = Watcher(connection, may_look, self._remove)
         if not self._told:
             self._timer = self._loop.call_later(PERIOD_S, self._look)
-        self._told[watcher] = _Told(self._models.listed(), self._loop.now())
+        self._told[watcher] = _Told(self._now(), self._loop.now())
         connection.pending = watcher
         connection.begin(200, [("Content-Type", sse.CONTENT_TYPE), *AS_IT_COMES])
 
     def _look(self) -> None:
         self._timer = self._loop.call_later(PERIOD_S, self._look)
-        models, now = self._models.listed(), self._loop.now()
+        known, now = self._now(), self._loop.now()
         for watcher, told in list(self._told.items()):
-            events = b"".join(sse.event(orjson.dumps(event)) for event in changes(told.models, models))
+            events = b"".join(sse.event(orjson.dumps(event)) for event in changes(told.known, known))
             if not events and now - told.at >= PING_S:
                 events = sse.ping()
             if watcher.tell(events):
-                self._told[watcher] = _Told(models, now if events else told.at)
+                self._told[watcher] = _Told(known, now if events else told.at)
+
+    def _now(self) -> Known:
+        return Known(self._models.listed(), self._downloads.listed())
 
     def _remove(self, watcher: Watcher) -> None:
         self._told.pop(watcher, None)

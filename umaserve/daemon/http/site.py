@@ -71,7 +71,7 @@ class DaemonSite:
         self._services = services
         self._gate = gate
         self._watchers = StatusStream(services.loop, Box(services))
-        self._model_watchers = ModelStream(services.loop, services.models)
+        self._model_watchers = ModelStream(services.loop, services.models, services.downloads)
 
     def cors_headers(self, head: Request) -> Headers:
         return self._gate.cors_headers(head)

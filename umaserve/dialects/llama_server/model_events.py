@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from umaserve.core.events import ListedModel, ModelState
+from umaserve.core.events import ListedModel, ModelDownload, ModelState
+from umaserve.dialects.llama_server.models import progress
 from umaserve.dialects.openai.models import status_value
 
 Event = dict[str, Any]
 
 
-def changes(before: Sequence[ListedModel], now: Sequence[ListedModel]) -> Iterator[Event]:
-    """Events that tell a client, who knows how the models were ``before``, how they are ``now``."""
+class Known(NamedTuple):
+    """What a client knows: the models, and the downloads that have not ended, or ended last."""
+
+    models: Sequence[ListedModel]
+    downloads: Sequence[ModelDownload]
+
+
+def changes(before: Known, now: Known) -> Iterator[Event]:
+    """Events that tell a client how all is ``now``, who knows how it was ``before``."""
+    yield from _of_downloads(before.downloads, now.downloads)
+    yield from _of_models(before.models, now.models)
+
+
+def _of_downloads(before: Sequence[ModelDownload], now: Sequence[ModelDownload]) -> Iterator[Event]:
+    known = {one.name: one for one in before if not one.ended}
+    n_ended = max((one.ended for one in before), default=0)
+    for one in now:
+        if one.ended > n_ended and one.problem:
+            yield {"model": one.name, "event": "download_failed", "data": {"error": {"message": one.problem}}}
+        elif one.ended > n_ended:
+            yield {"model": one.name, "event": "download_finished", "data": {"id": one.model}}
+        elif not one.ended and one.name not in known:
+            yield {"model": one.name, "event": "model_status", "data": {"status": "downloading"}}
+        elif not one.ended and one.files != known[one.name].files:
+            yield {"model": one.name, "event": "download_progress", "data": {"progress": progress(one)}}
+
+
+def _of_models(before: Sequence[ListedModel], now: Sequence[ListedModel]) -> Iterator[Event]:
     known = {one.name: one for one in before}
     for name in known.keys() - {one.name for one in now}:
         yield {"model": name, "event": "model_remove"}

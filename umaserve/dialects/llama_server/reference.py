@@ -6,6 +6,7 @@ from umaserve.dialects.llama_server.reply_schemas import (
     Controlled,
     Erased,
     KeptStream,
+    ListedModels,
     LoraAdapter,
     ModelEvent,
     Moved,
@@ -28,6 +29,7 @@ from umaserve.dialects.llama_server.schemas import (
     ControlRequest,
     DetokenizeRequest,
     InfillRequest,
+    ModelToDownload,
     ModelToMove,
     NativeEmbeddingRequest,
     NativeRequest,
@@ -314,11 +316,35 @@ REFERENCE = Reference(
             body=Body(StreamsToFind, {"plain": {"conversation_ids": ["conversation-1"]}}),
             replies=_ok(array(KeptStream)),
         ),
+        ("GET", "/models"): Operation(
+            "listModelsAndDownloads",
+            "List the models, the default one first",
+            "As /v1/models, with the downloads that operators have asked for.",
+            replies=_ok(ListedModels),
+        ),
+        ("POST", "/models"): Operation(
+            "downloadModel",
+            "For operators: download a model from the Hugging Face Hub",
+            "501 unless the daemon runs with --model-downloads. The reply is sent at once; /models and /models/sse tell"
+            " how far the download is, and why it has failed. One runs at a time, and up to 8 wait. "
+            "/models/unload cancels it. 400 where the model is there already, 409 where it is being downloaded.",
+            body=Body(ModelToDownload, {"plain": {"model": "Qwen/Qwen3-8B-GGUF:Q4_K_M"}}),
+            replies=_ok(Moved),
+        ),
+        ("DELETE", "/models"): Operation(
+            "deleteModel",
+            "For operators: delete a model's files",
+            "501 unless the daemon runs with --model-downloads. Of a model in --models-dir that is not loaded, as "
+            "umaserve models remove; 409 where it is in use, 400 for another model. Of a download: cancels it, and "
+            "deletes what is there of it. The name may be in a body instead, as for /models/unload.",
+            parameters=query_of(ModelToMove),
+            replies=_ok(Moved),
+        ),
         ("GET", "/models/sse"): Operation(
             "watchModels",
             "For operators: watch the models",
-            "An event for each change from now on; /models has how they are. A client that reads slowly gets fewer, "
-            "with the newest state.",
+            "An event for each load, unload, download and deletion from now on; /models has how they are. A client that"
+            " reads slowly gets fewer, with the newest state.",
             replies={"200": Reply("OK", events=(ModelEvent, "Events until the client disconnects."))},
         ),
         ("POST", "/models/load"): Operation(
@@ -333,7 +359,8 @@ REFERENCE = Reference(
         ("POST", "/models/unload"): Operation(
             "unloadModel",
             "Unload a model",
-            "Running requests finish first; requests that arrive until then wait, and load it again. "
+            "Or cancel its download. Running requests finish first; requests that arrive until then wait, and load it"
+            " again. "
             "400 where it is not loaded, or pinned, or the daemon's voice; 409 where it is being loaded "
             "or unloaded; 404 where there is no such model.",
             body=Body(ModelToMove, {"plain": {"model": "qwen3-8b"}}),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from umaserve.dialects.llama_server.schemas import RerankDocument
-from umaserve.dialects.openai.reply_schemas import PromptProgress, Timings
+from umaserve.dialects.openai.reply_schemas import Model, Models, PromptProgress, Timings
 from umaserve.wire.declared import (
     Declared,
+    any_of,
     array,
     boolean,
     choice,
     const,
+    mapping,
     number,
     omittable,
     one_of,
@@ -162,15 +164,63 @@ class _LoadProgress(Declared):
     value = required(number(0, 1))
 
 
+class _FileProgress(Declared):
+    done = required(whole(), "Bytes that are there.")
+    total = required(whole())
+
+
+_FILES = mapping(_FileProgress)
+_EXIT = "1 where it could not be loaded or downloaded, or has crashed."
+
+
+class _DownloadStatus(Declared):
+    value = required(choice("downloading", "unloaded"))
+    progress = omittable(_FILES, "By the URL of each file, while it is downloaded; empty until the hub has told.")
+    failed = omittable(const(True))
+    exit_code = omittable(const(1))
+    error = omittable(string(), "Why it has failed.")
+
+
+class _Download(Declared):
+    id = required(string(), "The name by which it was asked for.")
+    aliases = required(array(string()))
+    tags = required(array(string()))
+    object_ = required(const("model"))
+    created = required(whole())
+    owned_by = required(string())
+    size = required(whole(), "Bytes of its files, as the hub tells them.")
+    needed = required(const(0))
+    status = required(_DownloadStatus)
+
+
+class ListedModels(Declared):
+    object_, models, limits = Models.object_, Models.models, Models.limits
+    data = required(array(any_of(Model, _Download)), "For operators also downloads, until they have ended well.")
+
+
+class _ModelError(Declared):
+    message = required(string())
+
+
 class _ModelData(Declared):
-    status = required(choice("loading", "loaded", "unloaded"))
-    progress = omittable(_LoadProgress, "While it is loaded: one stage for all that it is made of.")
-    exit_code = omittable(choice(0, 1), "Of an unloaded one: 1 where it could not be loaded, or has crashed.")
+    status = omittable(choice("downloading", "loading", "loaded", "unloaded"))
+    progress = omittable(
+        any_of(_LoadProgress, _FILES),
+        "While it is loaded: one stage for all that it is made of. While it is downloaded: by the URL of each file.",
+    )
+    exit_code = omittable(choice(0, 1), _EXIT)
+    error = omittable(_ModelError, "Of download_failed: why.")
+    id = omittable(string(), "Of download_finished: the name that it has in the list.")
 
 
 class ModelEvent(Declared):
-    model = required(string(), 'Its name; "*": the list of models has more.')
-    event = required(choice("model_status", "status_change", "model_remove", "models_reload"))
+    model = required(string(), 'Its name, or that by which its download was asked for; "*": the list has more models.')
+    event = required(
+        choice(
+            *("model_status", "status_change", "model_remove", "models_reload"),
+            *("download_progress", "download_finished", "download_failed"),
+        )
+    )
     data = omittable(_ModelData)
 
 

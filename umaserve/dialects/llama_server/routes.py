@@ -15,7 +15,13 @@ from umaserve.dialects.llama_server.completions import NativeBody
 from umaserve.dialects.llama_server.control import control
 from umaserve.dialects.llama_server.embeddings import embedding_result, parse_embedding
 from umaserve.dialects.llama_server.errors import ERRORS
-from umaserve.dialects.llama_server.models import SUCCESS, model_to_move
+from umaserve.dialects.llama_server.models import (
+    SUCCESS,
+    listing,
+    model_to_delete,
+    model_to_download,
+    model_to_move,
+)
 from umaserve.dialects.llama_server.props import props
 from umaserve.dialects.llama_server.reference import REFERENCE
 from umaserve.dialects.llama_server.requests import infill_request
@@ -85,6 +91,19 @@ def _set_props(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
     raise RequestError(Fault.NOT_SUPPORTED, "props", problem)
 
 
+def _list(facts: Facts, request: Request) -> tuple[int, str, bytes]:
+    return 200, JSON, listing(facts, request)
+
+
+def _download(facts: Facts, request: Request) -> tuple[int, str, bytes]:
+    facts.download(model_to_download(request.body))
+    return 200, JSON, SUCCESS
+
+
+def _delete(facts: Facts, request: Request, answered: Callable[[bytes | RequestError], None]) -> None:
+    facts.delete(model_to_delete(request), lambda error: answered(SUCCESS if error is None else error))
+
+
 def _load(facts: Facts, request: Request) -> tuple[int, str, bytes]:
     facts.load(model_to_move(request.body))
     return 200, JSON, SUCCESS
@@ -150,6 +169,16 @@ DIALECT = HttpDialect(
         "/v1/chat/completions/control": Route("POST", Page(_control)),
         "/v1/stream": Route("GET", KeptEvents(streams.place), also=Route("DELETE", Page(_stop_stream))),
         "/v1/streams/lookup": Route("POST", Page(_find_streams)),
+        "/models": Route(
+            "GET",
+            Page(_list),
+            also=Route(
+                "POST",
+                OperatorsPage(_download),
+                operators=True,
+                also=Route("DELETE", LaterPage(_delete), operators=True),
+            ),
+        ),
         "/models/load": Route("POST", OperatorsPage(_load), operators=True),
         "/models/unload": Route("POST", OperatorsPage(_unload), operators=True),
         "/models/sse": Route("GET", WatchModels(), operators=True),

@@ -259,5 +259,12 @@ class SlotFileName(Declared):
     filename = required(string(1, 128))
 
 
+class ModelToDownload(Declared):
+    model = required(
+        string(1, MAX_ID_BYTES),
+        "ORG/REPOSITORY:QUANTIZATION of the Hugging Face Hub. Without a quantization: Q4_K_M, or the only one.",
+    )
+
+
 class ModelToMove(Declared):
     model = required(string(1, MAX_ID_BYTES), "Its name, or an alias.")

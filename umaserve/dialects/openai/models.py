@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -22,12 +22,18 @@ def status_value(one: ListedModel) -> str:
     return _STATUS.get(one.state, "unloaded")
 
 
-def models(all_: Sequence[ListedModel], created: int, limits: RequestLimits, query: Container[str] = ()) -> bytes:
-    """The body of ``GET /v1/models``; ``created`` in seconds since 1970."""
+def models(
+    all_: Sequence[ListedModel],
+    created: int,
+    limits: RequestLimits,
+    query: Container[str] = (),
+    others: Iterable[dict[str, Any]] = (),
+) -> bytes:
+    """The body of ``GET /v1/models``; ``created`` in seconds since 1970. ``others``: what else is in the list."""
     return orjson.dumps(
         {
             "object": "list",
-            "data": [_model(one, created, limits) for one in all_],
+            "data": [*(_model(one, created, limits) for one in all_), *others],
             "models": codex.models(_names(all_)) if codex.ASKS in query else [],
             "limits": {"message_bytes": limits.max_message_bytes, "media": MAX_MEDIA},
         }

@@ -259,7 +259,7 @@ REFERENCE = Reference(
         ("GET", "/v1/models"): Operation(
             "listModels",
             "List the models, the default one first",
-            "Also at /models. With the header anthropic-version, the reply has the form of Anthropic's API, a page at"
+            "With the header anthropic-version, the reply has the form of Anthropic's API, a page at"
             " a time (limit, before_id, after_id).",
             replies={"200": Reply("OK", json=any_of(Models, AnthropicModels))},
         ),

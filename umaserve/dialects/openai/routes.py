@@ -101,6 +101,5 @@ DIALECT = HttpDialect(
         "/chat/completions": "/v1/chat/completions",
         "/chat/completions/input_tokens": "/v1/chat/completions/input_tokens",
         "/audio/transcriptions": "/v1/audio/transcriptions",
-        "/models": MODELS_PATH,
     },
 )

@@ -55,6 +55,9 @@ class Config(Logging, Relay, Models, Engine, Targets, Limits, Http, Serving):
             found = "slot_save_path is set and kv_cache is not"
             advice = "set kv_cache to a folder on the same file system, or remove slot_save_path"
             raise Conflict(f"{found}: {advice}", "slot_save_path", "kv_cache")
+        if self.model_downloads and not self.models_dir:
+            found = "model_downloads is set and models_dir is not"
+            raise Conflict(f"{found}: set models_dir to a folder, or remove it", "model_downloads", "models_dir")
         local = all(is_loopback(host) for host, _port in parse_addresses(self.http))
         if not (self.api_keys or self.insecure or local):
             found = f"http ({self.http}) is not a loopback address, and api_keys is not set"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from umaserve.settings.kinds import path, real, switch
+from umaserve.settings.kinds import TIB, path, real, size, switch
 from umaserve.settings.sources import setting
 
 
@@ -22,6 +22,16 @@ class Models:
         "model, NAME. A model's projector is beside it: mmproj-NAME….gguf or NAME…mmproj….gguf, or any "
         'mmproj….gguf where there is no other model. "umaserve models" lists them. Added and deleted files '
         "are noticed. Empty: none.",
+    )
+    model_downloads: int = setting(
+        0,
+        size(0, TIB),
+        "models",
+        "bytes that models_dir may have after a download that an operator asks for over HTTP (POST /models); 0: off",
+        about="Lets operators have the daemon download models into models_dir, and delete them there, over HTTP as "
+        "with llama-server (POST and DELETE /models): how many bytes the folder may have with a downloaded model, up "
+        "to 1TiB. Models come from the Hugging Face Hub, or where HF_ENDPOINT says, by a process of their own, one at "
+        "a time. Needs pip install 'umaserve[hub]', and a folder that the daemon may write to. 0: neither is allowed.",
     )
     strict_models: bool = setting(
         False,
