@@ -48,6 +48,37 @@ try {
 """
 
 
+TWO = """
+const { toolServers } = await import("/page/tools/servers.js");
+const plain = window.fetch;
+window.fetch = async (address, { body }) => {
+  const { id, method } = JSON.parse(body ?? "{}");
+  const opened = { protocolVersion: "2025-11-25", capabilities: {} };
+  const results = { initialize: opened, "tools/list": { tools: [{ name: "look up" }] } };
+  const result = results[method] ?? { content: [{ type: "text", text: address }] };
+  const headers = { "Content-Type": "application/json" };
+  return new Response(JSON.stringify({ jsonrpc: "2.0", id, result }), { headers });
+};
+try {
+  const addresses = ["https://a.example/mcp", "https://b.example/mcp"];
+  const servers = toolServers({ json: async () => addresses }, localStorage);
+  const on = { "look up": "ask" };
+  const both = await servers.offered({ [addresses[0]]: on, [addresses[1]]: on });
+  const call = { name: both.functions[1].function.name };
+  const { address, tool } = both.find(call);
+  Object.assign(call, { address, tool: tool.name });
+  // Without the first one, the names are others.
+  const one = await servers.offered({ [addresses[1]]: on });
+  const { signal } = new AbortController();
+  const { text } = await servers.call(one.find(call), {}, signal);
+  const gone = await servers.offered({ [addresses[0]]: on });
+  return { names: both.functions.map(({ function: f }) => f.name), text, gone: gone.find(call) === undefined };
+} finally {
+  window.fetch = plain;
+}
+"""
+
+
 def reply(result: Any, **about: Any) -> dict[str, Any]:
     return {"parts": [f'{{"jsonrpc": "2.0", "id": ID, "result": {json.dumps(result)}}}'], **about}
 
@@ -137,3 +168,9 @@ def test_a_server_that_has_forgotten_the_session_gets_another_handshake(browser:
 def test_what_is_no_answer_is_told(browser: Browser, daemon: Daemon, shake: Any, call: Any, words: str):
     found = run(browser, daemon, "call", initialize=[shake], tools_call=[call])
     assert found.get("error") == words
+
+
+def test_tools_of_one_name_are_told_apart(browser: Browser, daemon: Daemon):
+    browser.open(daemon.http)
+    found = browser.module(TWO)
+    assert found == {"names": ["look_up", "look_up_2"], "text": "https://b.example/mcp", "gone": True}

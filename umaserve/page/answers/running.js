@@ -12,7 +12,7 @@ const ALTERNATIVES = 6;
  * `tools` are functions that it may call, as the API has them. `change(f)` applies f to the state's run and then shows
  * the answer again; `ended` is called last. Returns the generation, to be steered.
  */
-export function runAnswer({ api, conversation, answer, contents, settings, probabilities, tools = [], change, ended }) {
+export function runAnswer({ api, conversation, answer, contents, settings, probabilities, tools, change, ended }) {
   const now = () => performance.now();
   const asked = now();
   const { tokens = 0, perSecond } = (answer.request && answer.stats) ?? {};
@@ -23,7 +23,7 @@ export function runAnswer({ api, conversation, answer, contents, settings, proba
     type: "config",
     model: conversation.model || undefined,
     prompt: messages(conversation, answer, contents),
-    tools: tools.length > 0 ? tools : undefined,
+    tools,
     parameters,
     options: { ...options, include_generated_text: false, reasoning: "separate", include_logprobs: probabilities && ALTERNATIVES },
   };

@@ -27,14 +27,22 @@ export function answering({ store, api, library, tab, tell, save, saveLater, end
 
   const tooling = () => Promise.all([import("../tools/calls.js"), loadServers()]);
 
-  /** What an answer may call. */
+  /** What an answer may call: null where nothing is switched on. */
   async function toolsFor(conversation, answer) {
     const all = Object.values(conversation.tools ?? {}).flatMap(Object.values);
-    if (all.every((how) => how === "never")) return [];
+    if (all.every((how) => how === "never")) return null;
     const [{ offered }, servers] = await tooling();
-    const { functions, problems } = await offered(conversation, answer, servers);
-    if (problems.length > 0) tell(problems.join(" "));
-    return functions;
+    const there = await offered(conversation, answer, servers);
+    if (there.problems.length > 0) tell(there.problems.join(" "));
+    return there;
+  }
+
+  /** Notes whose tools have been called, while that is known. */
+  function nameTools(calls, there) {
+    for (const call of calls ?? []) {
+      const { address, tool } = there?.find(call) ?? {};
+      if (address) Object.assign(call, { address, tool: tool.name });
+    }
   }
 
   /** Goes on with `answer`; with the request that was made for it, where it has one. */
@@ -62,8 +70,11 @@ export function answering({ store, api, library, tab, tell, save, saveLater, end
     }
     const settings = { ...conversation.settings };
     generation = running.runAnswer({
-      ...{ api, conversation, answer, contents, settings, probabilities, tools },
-      ended: () => over(conversation, answer),
+      ...{ api, conversation, answer, contents, settings, probabilities, tools: tools?.functions },
+      ended: () => {
+        nameTools(answer.calls, tools);
+        over(conversation, answer);
+      },
       change: (f) => {
         const known = answer.request?.id;
         change(conversation)(f);

@@ -19,6 +19,8 @@ const LOOK_MS = 100;
 export function talk({ app, store, actions, speech, changed, failed }) {
   const { state } = store;
   let session = null;
+  /** Counts the sessions: what an earlier one still loads is of no use. */
+  let count = 0;
   let ready = false;
   /** The conversation that the session has, and what it knows of that: where the chat has another one, it begins anew. */
   let [conversation, known, set] = [null, "", ""];
@@ -31,6 +33,8 @@ export function talk({ app, store, actions, speech, changed, failed }) {
   let endedAt = 0;
   /** What was said and has no answer yet: {item, parts}. */
   let question = null;
+  /** What was said before and has got no answer, since somebody went on: items, and their transcripts so far. */
+  let [passed, before] = [new Set(), []];
   /** The answer that is being given: {id, item, answer, player, ms, done, begun}. */
   let reply = null;
   /** The spoken answer that somebody has interrupted, until the session knows: {item, ms, answer}. */
@@ -56,11 +60,11 @@ export function talk({ app, store, actions, speech, changed, failed }) {
     close();
     ({ conversation } = state);
     known = keyOf(conversation);
-    const mine = known;
+    const mine = (count += 1);
     const turns = path(conversation);
     try {
       const items = await itemsOf(turns, await actions.contents(turns), RATE);
-      if (isOver || mine !== known) return;
+      if (isOver || mine !== count) return;
       const settings = settingsOf(conversation);
       const about = { model: modelOf(conversation)?.id ?? "default", settings, spoken: state.voiced, writes: !hears(), items };
       set = JSON.stringify(settings);
@@ -75,6 +79,7 @@ export function talk({ app, store, actions, speech, changed, failed }) {
     session?.close();
     if (reply) end("cancelled");
     [session, ready, question, cut, isTalking] = [null, false, null, null, false];
+    [passed, before] = [new Set(), []];
     sound = heardSound(RATE);
   }
 
@@ -88,11 +93,14 @@ export function talk({ app, store, actions, speech, changed, failed }) {
     "input_audio_buffer.speech_stopped": ({ audio_end_ms: ms, item_id: item }) => {
       isTalking = false;
       endedAt = performance.now();
+      if (question) passed.add(question.item);
       question = { item, parts: sound.take(ms) };
     },
     "conversation.item.input_audio_transcription.completed": ({ item_id: item, transcript }) => {
+      if (passed.delete(item)) before.push(transcript);
       if (question?.item !== item || hears()) return;
-      if (transcript) return begin(transcript);
+      const text = [...before.splice(0), transcript].filter(Boolean).join(" ");
+      if (text) return begin(text);
       session.send({ type: "response.cancel" });
       session.send({ type: "conversation.item.delete", item_id: item });
       question = null;
@@ -165,8 +173,10 @@ export function talk({ app, store, actions, speech, changed, failed }) {
   /** All of the answer is there; it is over once it has been heard. */
   function finish({ status, status_details: details, usage }) {
     reply.done = status;
+    const firstMs = performance.now() - endedAt;
     reply.answer.then((one) => one?.change(() => {
       const { answer } = one;
+      answer.stats.firstMs ??= firstMs;
       if (details?.error) answer.error = details.error.message;
       if (usage) Object.assign(answer.stats, { tokens: usage.output_tokens, prompt: usage.input_tokens, cached: usage.input_token_details.cached_tokens });
       answer.model = modelOf(conversation)?.id;
@@ -175,6 +185,7 @@ export function talk({ app, store, actions, speech, changed, failed }) {
 
   /** An answer that failed before it began. */
   function giveUp({ status_details: details }) {
+    passed.add(question.item);
     question = null;
     if (details?.error) failed(details.error.message);
   }

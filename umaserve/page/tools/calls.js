@@ -12,11 +12,11 @@ const ENOUGH = `The model has called tools ${MOST_ROUNDS} times in a row: it ans
 const MAY_IT = "The model wants to call a tool. May it?";
 const REFUSED = "The user does not allow this call.";
 
-/** The functions that `answer` may be written with, and words about what is left out: {functions, problems}. */
+/** What `answer` may call: {functions, find, problems}, as the servers say it. */
 export async function offered(conversation, answer, servers) {
   const turns = upTo(conversation, answer);
   const called = turns.slice(turns.findLastIndex(({ role }) => role === "user") + 1).filter(({ calls }) => calls);
-  return called.length < MOST_ROUNDS ? servers.offered(conversation.tools) : { functions: [], problems: [ENOUGH] };
+  return called.length < MOST_ROUNDS ? servers.offered(conversation.tools) : { functions: [], find: () => undefined, problems: [ENOUGH] };
 }
 
 /**
@@ -29,7 +29,7 @@ export async function runCalls(calls, { servers, chosen, asking, change, signal 
   for (const call of calls.filter(({ result }) => result === undefined)) {
     signal.throwIfAborted();
     try {
-      const ended = await ran(call, { servers, chosen, asking, change, signal, found: there.find(call.name) });
+      const ended = await ran(call, { servers, chosen, asking, change, signal, found: there.find(call) });
       change(() => Object.assign(call, ended));
     } catch (error) {
       change(() => delete call.state);

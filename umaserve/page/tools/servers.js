@@ -80,8 +80,9 @@ export function toolServers(api, storage) {
     },
 
     /**
-     * The tools that are switched on in a conversation: `functions` as the model is told them, `find(name)` what one of
-     * these is: {address, tool}; `problems` are words about servers that can't be asked, and so are left out.
+     * The tools that are switched on in a conversation: `functions` as the model is told them, `find(call)` which of them
+     * is called: {address, tool}, by these where the call has them, since names are given anew each time; `problems` are
+     * words about servers that can't be asked, and so are left out.
      */
     async offered(chosen = {}) {
       const [named, problems] = [new Map(), []];
@@ -100,7 +101,9 @@ export function toolServers(api, storage) {
         type: "function",
         function: { name, description: String(tool.description ?? ""), parameters: Object(tool.inputSchema ?? { type: "object" }) },
       }));
-      return { functions, find: (name) => named.get(name), problems };
+      const isOf = (call) => ({ address, tool }) => address === call.address && tool.name === call.tool;
+      const find = (call) => (call.address ? [...named.values()].find(isOf(call)) : named.get(call.name));
+      return { functions, find, problems };
     },
 
     /** What a tool says, as text for the model: {text, failed}. Throws where `signal` ended it. */
