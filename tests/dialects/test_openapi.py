@@ -57,6 +57,8 @@ OLLAMAS = {"User-Agent": "ollama-python"}
 """Only Ollama's clients find something at the root."""
 FILES, BATCHES = "/v1/files", "/v1/batches"
 EMBEDDING = ("/v1/embeddings", "/embedding", "/api/embed", "/api/embeddings")
+LONG = ("/v1/responses/compact",)
+"""Answers as long as the model likes, which takes the default one a minute."""
 ABSENT = ("/models/load", "/models/unload", "/api/box/end", BATCHES)
 """Their examples name a model, a session or a file that this daemon has not."""
 WITH_A_VOICE = {("/v1/chat/completions", "spoken"), ("/v1/audio/speech", "plain"), ("/v1/audio/speech", "samples")}
@@ -78,12 +80,12 @@ def http(daemon: Daemon):
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory):
-    """A client with a key of a daemon that wants one and makes embeddings."""
+    """A client with a key of a daemon that wants one, makes embeddings, and writes short answers."""
     directory = tmp_path_factory.mktemp("keyed")
     file = str(directory / "keys.json")
     key = KeyFile(file, missing_ok=True).add("ann")
     store = str(directory / "store")
-    flags = ("--http", "127.0.0.1:0", "--pooling", "mean", "--api-keys", file, "--store", store)
+    flags = ("--http", "127.0.0.1:0", "--pooling", "mean", "--api-keys", file, "--store", store, "--max-tokens", "32")
     daemon = Daemon(directory, *flags, env={"UMA_THREADS": "1"})
     headers = OLLAMAS | {"Authorization": f"Bearer {key}"}
     with httpx.Client(base_url=f"http://{daemon.http}", headers=headers, timeout=ANSWER_S) as http:
@@ -195,7 +197,7 @@ def test_the_document_is_served(http: httpx.Client):
 @pytest.mark.parametrize(("path", "name", "body"), EXAMPLES, ids=[f"{path} {name}" for path, name, _ in EXAMPLES])
 def test_examples_work(http: httpx.Client, keyed: httpx.Client, path: str, name: str, body: dict):
     check_request(body, request_schema(POSTS[path]))
-    client = keyed if path in EMBEDDING else http
+    client = keyed if path in (*EMBEDDING, *LONG) else http
     response = client.post(url_of(path, client), json=body)
     if (path, name) in WITH_A_VOICE and importlib.util.find_spec("hibari") is None:
         assert response.status_code == 400
