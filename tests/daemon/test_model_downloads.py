@@ -128,6 +128,11 @@ def test_those_that_wait_and_the_one_that_runs_are_cancelled(
     assert world.listed() == [("org/b", "it was cancelled"), ("org/a", "it was cancelled"), ("org/c", None)]
     assert len(processes) == 1, "the first one tidies up"
     processes[0].ended("was interrupted")
+    assert world.downloads.snapshot() == {
+        "model_downloads_unfinished": 1,
+        "model_downloads_total": 2,
+        "model_download_failures_total": 2,
+    }
     assert [one.name for one in processes] == ["org/a", "org/c"]
     assert world.rereads == []
 

@@ -103,7 +103,9 @@ def _say(out: BinaryIO, words: dict[str, Any]) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
+        status = 0
     except BaseException:
         traceback.print_exc()
+        status = 1
     # Skips the libraries' cleanup at exit, which the daemon would wait for.
-    os._exit(0)
+    os._exit(status)

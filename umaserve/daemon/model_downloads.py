@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,7 +66,7 @@ class ModelDownloads:
         self._process: DownloadProcess | None = None
         """Process of this one, or of the one before it, which tidies up."""
         self._ended: deque[ModelDownload] = deque(maxlen=MAX_ENDED)
-        self._n_ended = 0
+        self._n_ended = self._n_failed = 0
 
     # -- by hand -------------------------------------------------------------------------------------------------
 
@@ -148,6 +148,16 @@ class ModelDownloads:
         """Downloads that have not ended, and the latest that have, the oldest first."""
         return [*self._ended, *self._under_way()]
 
+    def snapshot(self) -> Mapping[str, int]:
+        """Metrics of the downloads; none where no downloads are allowed."""
+        if not self._max_bytes:
+            return {}
+        return {
+            "model_downloads_unfinished": len(self._under_way()),
+            "model_downloads_total": self._n_ended,
+            "model_download_failures_total": self._n_failed,
+        }
+
     def _find(self, name: str) -> ModelDownload | None:
         return next((one for one in self._under_way() if _bare(one.name) == _bare(name)), None)
 
@@ -217,6 +227,7 @@ class ModelDownloads:
         else:
             self._running = None
         self._n_ended += 1
+        self._n_failed += bool(problem)
         for before in [one for one in self._ended if one.name == download.name]:
             self._ended.remove(before)
         self._ended.append(replace(download, problem=problem, ended=self._n_ended))

@@ -305,6 +305,7 @@ class Server:
             **self._models.snapshot(),
             **self._services.speech.snapshot(),
             **({} if self._batches is None else self._batches.snapshot()),
+            **self._services.downloads.snapshot(),
             "detached_generations": len(self._services.detached),
             "large_input_bytes": self._services.input_budget.drawn,
             "stuck_threads": len(self._stuck()),
