@@ -1,6 +1,6 @@
 // The box: who runs what, what waits and why, batches, models, charts, settings; live while it is looked at.
 
-import { h } from "../dom.js";
+import { h, loadStyle } from "../dom.js";
 import { batchList } from "./batches.js";
 import { charts } from "./charts.js";
 import { modelList } from "./models.js";
@@ -8,6 +8,8 @@ import { requestTables } from "./requests.js";
 import { settingsFold } from "./settings.js";
 import { watchBox } from "./stream.js";
 import { lostWords } from "./words.js";
+
+await loadStyle("/page/box/style.css");
 
 export function mount(root, app, signal) {
   const lost = h("p.problem", { role: "alert" });

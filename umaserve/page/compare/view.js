@@ -1,9 +1,11 @@
 // One question, answered side by side: by other settings or models, or beside an answer that was kept from before.
 
-import { fill, h, icon, messageField, refill } from "../dom.js";
+import { fill, h, icon, loadStyle, messageField, refill } from "../dom.js";
 import { createStore } from "../store.js";
 import { defaults } from "../answers/settings.js";
 import { column } from "./column.js";
+
+await loadStyle("/page/compare/style.css");
 
 const PURPOSE =
   "One question, answered by each column at the same time: by another model, other settings or another system prompt. " +

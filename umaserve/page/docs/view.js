@@ -2,9 +2,11 @@
 
 import { parseBlocks } from "../markdown/blocks.js";
 import { renderBlock } from "../markdown/render.js";
-import { fill, h } from "../dom.js";
+import { fill, h, loadStyle } from "../dom.js";
 import { folded, schemaReader } from "./schema.js";
 import { tryIt } from "./try_it.js";
+
+await loadStyle("/page/docs/style.css");
 
 export async function mount(root, app, signal) {
   const told = h("p.hint", { role: "status" }, "Reading /openapi.json…");
