@@ -54,10 +54,13 @@ def _models(folder: Path, alias: str, tags: str) -> Path:
     """The file of settings that gives the default model these names and tags, separated by commas. Its own name is the
     first in the alphabet, as llama-server has it."""
     name, *others = sorted(alias.split(",")) if alias else [Path(default_model()).stem]
+    model = folder / f"{name.replace('/', '-')}.gguf"
+    # A model also has the name of its file.
+    model.symlink_to(default_model())
     settings = folder / "umaserve.toml"
     settings.write_text(
         f"model = {json.dumps(name)}\n[models.{json.dumps(name)}]\n"
-        f"path = {json.dumps(default_model())}\naliases = {json.dumps(others)}\n"
+        f"path = {json.dumps(str(model))}\naliases = {json.dumps(others)}\n"
         f"tags = {json.dumps(tags.split(',') if tags else [])}\n"
     )
     return settings

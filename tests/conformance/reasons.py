@@ -41,17 +41,16 @@ OLLAMA = {
     r"expected at least one tool call": "The model's: with 135 million parameters, it calls no tool unless it must.",
 }
 OPEN_RESPONSES = {
-    r"WebSocket": "Not there: umaserve's WebSockets are `/v1/realtime`, `/generate` and `/ws/chat`.",
-    r"takes no images": "The model's: it takes no images.",
+    r"image-input": "The model's: it takes no images.",
+    r"compact-missing-model": "By intent: where a request names no model, the default one answers.",
+    r"Timed out waiting": "The model's: it repeats itself for longer than the 30 seconds that the suite waits.",
     r"\"function_call\" but none found": "The model's: with 135 million parameters, it calls no tool unless it must.",
 }
 LLAMA_SERVER = {
     r"test_server_slots": "By intent: `/slots` needs no flag; it shows prompts only with `--slots-prompts`.",
     r"test_no_ui": "The suite's: it looks for the files of llama-server's page.",
-    r"populates_logit_bias": "Not there: `generation_settings` don't write `ignore_eos` out as biases.",
-    r"llama_telemetry": "Not there: `timings` and progress are told in completions and chats, not in responses.",
-    r"multiple_addresses": "Not there: HTTP has one address.",
-    r"aliases_and_tags": "Not there: models have no tags.",
+    r"llama_telemetry": "By intent: a stream that `max_output_tokens` ends has `response.incomplete` as last event, "
+    "as OpenAI's.",
     r"server_props|stream_vs_non_stream|with_tokens_input": "The suite's: it counts on a seed in the server's flags.",
     r"match_regex|with_bos|<s>|Unexpected output|assert \d+ == \d+|'prompt_n'": "The suite's: it knows what "
     "llama.cpp's own small models say, and how many tokens that has.",

@@ -82,7 +82,8 @@ class Keeping:
             if self.background:
                 problem = f"expected at most {most} bytes with all items before where background is true, got more"
                 raise RequestError(Fault.PROMPT_TOO_LARGE, self.field, problem)
-            log.warning("response %s: not stored, since its input is larger than %d bytes", new_id, most)
+            if self.store:
+                log.warning("response %s: not stored, since its input is larger than %d bytes", new_id, most)
             return None
         return StoredResponse(id=new_id, input=(*self.earlier, *self._kept_items(new_id)))
 
