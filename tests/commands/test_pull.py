@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import pytest
 from standin_hub import StandinHub, standin_hub
 
-from umaserve.commands.hub import MAX_FILES, Offer, RemoteFile, Repository, named, offers
+from umaserve.commands.hub import MAX_FILES, Offer, RemoteFile, Repository, keep_to_hub, named, offers
 from umaserve.commands.models import remove
 from umaserve.commands.pull import chosen, listing
 from umaserve.core.errors import ConfigError
@@ -136,6 +138,36 @@ def test_a_file_that_would_leave_the_folder_is_refused(hub: StandinHub, tmp_path
 )
 def test_an_address_from_a_browser_names_its_repository(text: str, quantization: str) -> None:
     assert named(text) == ("org/Seer-GGUF", quantization)
+
+
+@pytest.mark.parametrize(
+    ("hub", "address", "refused"),
+    [
+        ("https://huggingface.co", "https://huggingface.co/a", ""),
+        ("https://huggingface.co", "https://cas-bridge.xethub.hf.co/a", ""),
+        ("https://mirror.example", "https://cdn.huggingface.co/a", ""),
+        ("http://127.0.0.1:9", "http://127.0.0.1:9/a", ""),
+        ("https://huggingface.co", "https://evilhf.co/a", "redirects to another host, evilhf.co: nothing was sent"),
+        ("https://huggingface.co", "https://hf.co.evil.example/a", "redirects to another host, hf.co.evil.example"),
+        ("https://huggingface.co", "https://169.254.169.254/a", "redirects to another host, 169.254.169.254"),
+        ("https://huggingface.co", "http://huggingface.co/a", "redirects to huggingface.co without TLS"),
+    ],
+)
+def test_a_daemons_download_keeps_to_the_hub(
+    monkeypatch: pytest.MonkeyPatch, hub: str, address: str, refused: str
+) -> None:
+    factories: list[Callable[[], Any]] = []
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub)
+    monkeypatch.setattr(huggingface_hub, "set_client_factory", factories.append)
+    keep_to_hub()
+    with factories[0]() as client:
+        request = client.build_request("GET", address)
+        check = client.event_hooks["request"][0]
+        if not refused:
+            check(request)
+            return
+        with pytest.raises(ConfigError, match=re.escape(refused)):
+            check(request)
 
 
 @pytest.mark.parametrize("path", ["a/../x.gguf", "./x.gguf", "/x.gguf", "a//x.gguf", "a\\..\\x.gguf", "\x1b[2Jx.gguf"])

@@ -42,6 +42,22 @@ def test_the_table_has_the_states_sizes_and_names() -> None:
     ]
 
 
+def test_the_table_has_downloads_with_their_progress() -> None:
+    def download(**files: tuple[int, int]) -> Any:
+        progress = {
+            f"https://hub.example/{name}": {"done": done, "total": all_} for name, (done, all_) in files.items()
+        }
+        total = sum(all_ for _done, all_ in files.values())
+        return model("org/a:Q8_0", status={"value": "downloading", "progress": progress}, size=total, needed=0)
+
+    known = download(a=(3 << 20, 4 << 20), b=(0, 4 << 20))
+    rows = table([model("chat"), known, download()], NOW).splitlines()[2:]
+    assert [row.split() for row in rows] == [
+        ["org/a:Q8_0", "downloading", "38%", "8", "MiB", "0", "MiB", "never"],
+        ["org/a:Q8_0", "downloading", "0", "MiB", "never"],
+    ]
+
+
 class _Scripted(http.server.BaseHTTPRequestHandler):
     answers: dict[str, list[tuple[int, bytes]]]
     """By method and path, in turn; the last one stays."""

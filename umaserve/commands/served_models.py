@@ -105,9 +105,14 @@ def _cells(model: Model, now: float, *, first: bool) -> Iterator[str]:
     yield ("* " if first else "  ") + printable(model["id"])
     if status["value"] == "loading":
         yield f"loading {status.get('progress', 0.0):.0%}"
+    elif status["value"] == "downloading":
+        done, total = (sum(file[key] for file in status["progress"].values()) for key in ("done", "total"))
+        yield f"downloading {done / total:.0%}" if total else "downloading"
     else:
         yield "failed" if status.get("failed") else status["value"]
-    yield f"{model['size'] >> 20} MiB" if model["size"] else "missing"
+    # The hub tells the size of a download later.
+    unknown = "" if status["value"] == "downloading" else "missing"
+    yield f"{model['size'] >> 20} MiB" if model["size"] else unknown
     yield f"{model['needed'] >> 20} MiB"
     yield _ago(now - model["last_used"]) if "last_used" in model else "never"
     yield ", ".join(printable(name) for name in model["aliases"] if name != model["id"])
