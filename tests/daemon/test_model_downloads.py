@@ -143,6 +143,8 @@ def test_the_latest_failures_are_kept_one_for_each_name(world: DownloadWorld, pr
         processes[-1].ended(f"died {number}")
     names = [name for name, _problem in world.listed()]
     assert (len(names), names[-1], len(set(names))) == (MAX_ENDED, "org/m5", MAX_ENDED)
+    world.downloads.start("org/m5")
+    assert world.listed()[-2:] == [("org/m18", "died 18"), ("org/m5", None)], "what is tried again is in the list once"
 
 
 def test_a_name_that_another_model_has_ends_the_download(world: DownloadWorld, processes: list[StandInProcess]) -> None:

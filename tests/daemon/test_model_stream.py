@@ -102,6 +102,8 @@ def test_downloads_are_told_as_llama_server_does(world: WatchedWorld) -> None:
     world.downloads.append(ModelDownload("org/b", problem="no such repository", ended=3))
     error = {"message": "no such repository"}
     assert world.events() == [{"model": "org/b", "event": "download_failed", "data": {"error": error}}]
+    world.downloads[-1] = replace(world.downloads[-1], deleted=True)
+    assert world.events() == [{"model": "org/b", "event": "model_remove"}]
     world.downloads.pop(0)
     assert world.events() == []
 

@@ -346,6 +346,8 @@ class ModelDownload:
     """Why it has failed; empty: it has not; ``None``: nobody knows yet."""
     ended: int = 0
     """Number of downloads that had ended when it had; 0: it has not."""
+    deleted: bool = False
+    """Whether an operator has deleted what was there of it: it is in no list."""
 
 
 @dataclass(frozen=True, slots=True)

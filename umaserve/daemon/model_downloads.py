@@ -84,6 +84,8 @@ class ModelDownloads:
         if len(self._waiting) >= MAX_WAITING:
             problem = f"{MAX_WAITING} downloads are waiting already: try again later"
             raise RequestError(Fault.QUEUE_FULL, "model", problem, retry_after_s=60.0)
+        for before in [one for one in self._ended if _bare(one.name) == _bare(name)]:
+            self._ended.remove(before)
         self._waiting.append(ModelDownload(name))
         self._begin_next()
 
@@ -102,11 +104,12 @@ class ModelDownloads:
         call ``answered``. Raises ``RequestError`` where that can't be."""
         self._check_allowed()
         self.cancel(name)
-        failed = next((one for one in self._ended if one.problem and _bare(one.name) == _bare(name)), None)
+        mine = (one for one in self._ended if _bare(one.name) == _bare(name) and not one.deleted)
+        failed = next((one for one in mine if one.problem), None)
         if failed is None:
             self._delete_model(name, answered)
             return
-        self._ended.remove(failed)
+        self._ended[self._ended.index(failed)] = replace(failed, deleted=True)
         staging = staging_of(self._folder, _bare(name).partition(":")[0], failed.model)
         self._submit(lambda: shutil.rmtree(staging, ignore_errors=True), answered)
 
@@ -228,8 +231,6 @@ class ModelDownloads:
             self._running = None
         self._n_ended += 1
         self._n_failed += bool(problem)
-        for before in [one for one in self._ended if one.name == download.name]:
-            self._ended.remove(before)
         self._ended.append(replace(download, problem=problem, ended=self._n_ended))
         self._begin_next()
 

@@ -28,6 +28,7 @@ def changes(before: Known, now: Known) -> Iterator[Event]:
 def _of_downloads(before: Sequence[ModelDownload], now: Sequence[ModelDownload]) -> Iterator[Event]:
     known = {one.name: one for one in before if not one.ended}
     n_ended = max((one.ended for one in before), default=0)
+    deleted = {one.ended for one in before if one.deleted}
     for one in now:
         if one.ended > n_ended and one.problem:
             yield {"model": one.name, "event": "download_failed", "data": {"error": {"message": one.problem}}}
@@ -37,6 +38,8 @@ def _of_downloads(before: Sequence[ModelDownload], now: Sequence[ModelDownload])
             yield {"model": one.name, "event": "model_status", "data": {"status": "downloading"}}
         elif not one.ended and one.files != known[one.name].files:
             yield {"model": one.name, "event": "download_progress", "data": {"progress": progress(one)}}
+        if one.deleted and one.ended not in deleted:
+            yield {"model": one.name, "event": "model_remove"}
 
 
 def _of_models(before: Sequence[ListedModel], now: Sequence[ListedModel]) -> Iterator[Event]:

@@ -43,13 +43,17 @@ def model_to_delete(request: Request) -> str:
 
 def listing(facts: Facts, request: Request) -> bytes:
     """The body of ``GET /models``: as at ``/v1/models``, with the downloads that have not ended well."""
-    rows = [_row(one, facts.started_at) for one in facts.downloads() if one.problem or not one.ended]
+    rows = [_row(one, facts.started_at) for one in facts.downloads() if _is_listed(one)]
     return models(facts.models(), facts.started_at, facts.limits, request.query, rows)
 
 
 def progress(one: ModelDownload) -> dict[str, dict[str, int]]:
     """How much of each file is there, by its URL."""
     return {address: {"done": done, "total": total} for address, (done, total) in one.files.items()}
+
+
+def _is_listed(one: ModelDownload) -> bool:
+    return not one.ended or bool(one.problem and not one.deleted)
 
 
 def _row(one: ModelDownload, created: int) -> dict[str, Any]:
