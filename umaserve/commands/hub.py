@@ -82,7 +82,7 @@ class Repository:
             path = Path(library.hf_hub_download(self.name, file.path, revision=self.revision, local_dir=folder, **bar))
         # ValueError: the file is too large for plain HTTP.
         except (library.errors.HfHubHTTPError, library.errors.HTTPError, OSError, ValueError) as error:
-            advice = "try again, which resumes the download"
+            advice = "try again: files that are whole stay"
             raise ConfigError(f"{self.name}: {file.path}: {_one_line(error)}: {advice}") from None
         if file.sha256:
             with path.open("rb") as content:

@@ -20,8 +20,8 @@ from umaserve.system.memory import UNKNOWN_BYTES, available_bytes
 USUAL = "Q4_K_M"
 """What is taken where none is named: small, and close to the original."""
 DESCRIPTION = f"""\
-Downloads a model from the Hugging Face Hub into the folder of models, with its projector if it has one. An
-interrupted download resumes; each file is checked against its SHA-256, or a message says that the hub has none.
+Downloads a model from the Hugging Face Hub into the folder of models, with its projector if it has one. After an
+interruption, files that are whole stay; each is checked against its SHA-256, or a message says that the hub has none.
 
 Most repositories have a model in several quantizations. Name one after a colon; without a name, {USUAL} is used if the
 repository has it. --list shows all, and which of them fit into this machine's memory.
