@@ -283,7 +283,7 @@ def test_rule_4_the_rest_of_a_prompt_is_not_left_for_a_tick_without_a_tile(remai
     assert done.prefill[0] == (1, rows)
 
 
-@pytest.mark.parametrize(("remaining", "rows"), [(1000, 256), (700, 192), (500, 128), (10_000, 512)])
+@pytest.mark.parametrize(("remaining", "rows"), [(1000, 512), (700, 320), (500, 256), (200, 128), (10_000, 512)])
 def test_rule_4_a_tick_takes_a_share_of_what_the_prompts_still_take(remaining: int, rows: int):
     cost = Cost(fixed_s=0.0, decode_row_s=0.0, prefill_row_s=IDLE_TICK_S / 128.5, attention_s=0.0)
     alone = prompt(1, remaining=remaining, started=True)
@@ -645,7 +645,7 @@ PLANS = {
     "streams only": (snapshot([], [Stream(1, 0.1), Stream(2, 0.1)]), did((1, 2))),
     "more streams than rows": (snapshot([prompt(3)], [Stream(1, 0.1), Stream(2, 0.1)], batch_tokens=1), did((1,))),
     # 0.3 s, less 2 ms, at 3.05 ms a row: 97 rows, nearer to two tiles than to one
-    "a long prompt alone": (snapshot([prompt(1, remaining=999)]), did((), ((1, 256),))),
+    "a long prompt alone": (snapshot([prompt(1, remaining=999)]), did((), ((1, 384),))),
     # 0.95 * 0.1 s, less 0.002 + 2 * 4.05 ms, at 3.05 ms a row
     "beside two streams": (
         snapshot([prompt(3, remaining=999)], [Stream(1, 0.1), Stream(2, 0.5)]),
@@ -745,7 +745,7 @@ PLANS = {
     ),
     "a long prompt beside prompts elsewhere": (
         snapshot([prompt(1, remaining=999)], elsewhere=OtherModelsLoad(prefilling=True, planned_s=0.3)),
-        did((), ((1, 256),)),
+        did((), ((1, 384),)),
     ),
     "the rest of a prompt that is too much beside streams elsewhere": (
         snapshot([prompt(1, remaining=120, started=True)], elsewhere=OtherModelsLoad(0.02, 0.24)),

@@ -76,7 +76,7 @@ PREFILL_FLOOR = 1
 MIN_SHARE, MAX_SHARE = 0.15, 0.6
 MAX_SLOWDOWN = 0.25
 IDLE_TICK_S, MAX_IDLE_TICK_S = 0.3, 1.2
-IDLE_SHARE = 0.25
+IDLE_SHARE = 0.5
 LATE_TICK_S = 0.2
 """For streams and prefill together, where the streams alone miss their target."""
 MIN_ROWS = 16
