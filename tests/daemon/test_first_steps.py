@@ -34,6 +34,12 @@ def test_the_lines_have_the_true_addresses(config: Config, place: Place, expecte
     assert lines[4] == f"or open {url} in a browser. Ctrl-C ends the daemon."
 
 
+def test_of_several_addresses_the_first_is_told() -> None:
+    places = [Place("http", f"{host}:8080", True, False) for host in ("127.0.0.1", "192.0.2.1")]
+    assert "curl http://127.0.0.1:8080/" in first_steps("uma", Config(), places, {})
+    assert "192.0.2.1" not in first_steps("uma", Config(), places, {})
+
+
 def test_what_is_not_served_is_not_told() -> None:
     assert "curl" not in first_steps("uma", Config(), [UNIX], {})
     assert "browser" not in first_steps("uma", Config(page=False), [Place("http", "127.0.0.1:1", True, False)], {})

@@ -15,7 +15,10 @@ from umaserve.system.unix_sockets import path_to_call
 def first_steps(program: str, config: Config, places: Iterable[Place], environ: Mapping[str, str]) -> str:
     """Lines for a terminal. ``program``: umaserve as it is typed; ``environ``: the daemon's, which other terminals have
     too, but for ``UMA_SOCK``."""
-    by_protocol = {place.protocol: place for place in places if place.protocol != HTTP or place.is_tcp}
+    by_protocol: dict[str, Place] = {}
+    for place in places:
+        if place.protocol != HTTP or place.is_tcp:
+            by_protocol.setdefault(place.protocol, place)
     lines = []
     if json := by_protocol.get("json"):
         there = "" if json.at == path_to_call(environ) else f" --socket {shlex.quote(os.path.abspath(json.at))}"
