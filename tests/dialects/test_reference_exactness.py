@@ -57,6 +57,8 @@ DIFFERENCES: dict[str, str] = {
         "each model tells its context"
     ),
     "/v1/models.*/properties/models/(items|maxItems)": "entries for Codex, where there was an empty array",
+    "/api/box/get/.*/x-event/required$": "batches are part of the status",
+    f"/api/box/end/{BODY}/": "a batch may be named in place of a session",
     f"/api/(pull|show)/{BODY}/": "Ollama's client in Go sends an empty model beside a name",
     "/v1/responses.*/properties/conversation/": "conversations are kept",
     "/v1/responses.*/responses/200/.*/required$": "a response repeats both penalties",
