@@ -2,7 +2,8 @@
 
 ``python -m tests.conformance [SUITE...] [--model FILE.gguf] [--cache FOLDER]``; without names, all. What has been found
 before of other suites stays on the page: ``results.json`` beside this file is the record. What is in no registry of
-packages is taken from a checkout: ``OPEN_RESPONSES`` names that of github.com/openresponses/openresponses.
+packages is taken from a checkout: ``OPEN_RESPONSES`` names that of github.com/openresponses/openresponses,
+``JSON_SCHEMA_BENCH`` that of github.com/guidance-ai/jsonschemabench.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def main() -> None:
         if arguments.suites and suite.name not in arguments.suites:
             continue
         # Tests of this repository know the default model's answers.
-        model = arguments.model if suite.kind == "client" else None
+        model = arguments.model if suite.kind in ("client", "calls") else None
         print(f"trying {suite.name}", file=sys.stderr, flush=True)
         row = _tried(suite, model, arguments.cache)
         print(row.not_tried or row.groups, file=sys.stderr, flush=True)
@@ -58,7 +59,7 @@ def _record(new: Row) -> None:
     ordered = []
     for suite in SUITES:
         tried = [row for row in rows.values() if row.program == suite.name and row.date]
-        ordered += tried or [Row(suite.name, not_tried=suite.left_out or "no run is recorded")]
+        ordered += tried or [Row(suite.name, not_tried="no run is recorded")]
     RECORD.write_text(dumps(ordered))
     PAGE.write_text(page(ordered))
 
@@ -85,6 +86,8 @@ def _tried(suite: Suite, model: Path | None, cache: Path) -> Row:
     """The row of a suite that has been run now, or the reason why it could not."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     row = Row(suite.name, model="" if suite.kind == "schemas" else _name(model), date=today)
+    if suite.kind == "calls" and model is None:
+        return Row(suite.name, date=today, not_tried="needs --model, which calls tools")
     try:
         place = installed(suite, cache)
     except CantInstall as reason:
@@ -110,6 +113,8 @@ def _pytest(suite: Suite, place: Place, model: Path | None, folder: Path) -> lis
     where = ROOT
     if suite.kind == "schemas":
         variables["CONFORMANCE_SCHEMAS"] = str(place.folder)
+    if suite.kind == "calls":
+        variables |= {"CONFORMANCE_BFCL": str(place.folder), "CONFORMANCE_GGUF": str(model)}
     with contextlib.ExitStack() as ended:
         if suite.kind == "client":
             # Of this repository they know the files of their folder only.

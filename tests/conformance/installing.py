@@ -18,8 +18,8 @@ from tests.conformance.suites import NPM, PYPI, Suite
 _PIP = ("-m", "pip", "install", "-q", "--disable-pip-version-check")
 _NPM = ("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error")
 _INSTALLS_S = 1800
-OPEN_RESPONSES = "OPEN_RESPONSES"
-"""The variable that names a checkout."""
+OPEN_RESPONSES, JSON_SCHEMA_BENCH = "OPEN_RESPONSES", "JSON_SCHEMA_BENCH"
+"""The variables that name a checkout each."""
 
 
 class CantInstall(Exception):
@@ -36,8 +36,6 @@ class Place(NamedTuple):
 
 def installed(suite: Suite, cache: Path) -> Place:
     """Raises ``CantInstall``, which says what is missing."""
-    if suite.left_out:
-        raise CantInstall(suite.left_out)
     missing = [tool for tool in suite.tools if shutil.which(tool) is None]
     if missing:
         raise CantInstall(f"needs {' and '.join(missing)}")
@@ -52,7 +50,9 @@ def installed(suite: Suite, cache: Path) -> Place:
         case "npm":
             return Place(python, cache, _node_packages(suite, cache / "npm"))
         case "schemas":
-            return Place(python, *_schemas(cache))
+            return Place(python, *(_schemas(cache) if suite.packages else _real_schemas()))
+        case "calls":
+            return Place(python, *_package(suite, cache))
         case "go":
             return Place(python, *_module(suite))
         case "llama-server":
@@ -107,6 +107,23 @@ def _schemas(cache: Path) -> tuple[Path, str]:
     """The folder of JSON-Schema-Test-Suite, and where it comes from: the source of ``jsonschema`` has a copy."""
     source, version = _source(cache, "jsonschema")
     return source / "json/tests/draft2020-12", version
+
+
+def _package(suite: Suite, cache: Path) -> tuple[Path, str]:
+    """The folder of a package without what it requires, and its version."""
+    folder = cache / suite.name
+    if not folder.exists():
+        _run(sys.executable, *_PIP, "--no-deps", "--target", folder, *suite.packages)
+    (told,) = folder.glob("*.dist-info")
+    return folder, told.stem.replace("-", " ")
+
+
+def _real_schemas() -> tuple[Path, str]:
+    """The folder of JSONSchemaBench's schemas with values, and its version."""
+    checkout = os.environ.get(JSON_SCHEMA_BENCH)
+    if not checkout:
+        raise CantInstall(f"needs a checkout of github.com/guidance-ai/jsonschemabench, named by {JSON_SCHEMA_BENCH}")
+    return Path(checkout) / "maskbench/data", "MaskBench, 300 schemas"
 
 
 def _source(cache: Path, package: str) -> tuple[Path, str]:

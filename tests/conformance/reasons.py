@@ -34,6 +34,11 @@ SCHEMAS = {
     r"patternProperty regexes|Unimplemented keys|least common multiple": "llguidance, which follows the grammar, does "
     "not have it, and the schema is refused.",
 }
+REAL_SCHEMAS = SCHEMAS
+BFCL = {
+    r"llama-server's calls are wrong, too": "The model's: they are wrong by llama-server, too.",
+    r"no other server was asked": "The model's, or umaserve's: no other server was asked.",
+}
 ABSENT = r"model '.*' not found"
 OLLAMA = {
     ABSENT: "They need certain models of Ollama's library, and an operator decides which models umaserve has.",

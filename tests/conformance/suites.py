@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.conformance.reasons import LANGCHAIN, LLAMA_SERVER, OLLAMA, OPEN_RESPONSES, SCHEMAS
+from tests.conformance.reasons import BFCL, LANGCHAIN, LLAMA_SERVER, OLLAMA, OPEN_RESPONSES, REAL_SCHEMAS, SCHEMAS
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = Path(__file__).parent / "clients"
@@ -26,23 +26,18 @@ class Suite:
     kind: str = "own"
     """Whose tests they are. ``own``: those of this repository, in its environment; ``pypi`` and ``npm``: likewise, with
     clients from there; ``client``: a file of ``clients`` in an environment of the client's; ``schemas``: the tests of
-    JSON schemas; ``go``: a module's; ``compliance``: Open Responses'; ``llama-server``: llama.cpp's."""
+    JSON schemas; ``calls``: questions that tools answer; ``go``: a module's; ``compliance``: Open Responses';
+    ``llama-server``: llama.cpp's."""
     requirements: tuple[str, ...] = ()
     """For pip, of a ``client``."""
     reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """What is known of cases that fail or are left out, by a regular expression for the case's name and its message."""
     tools: tuple[str, ...] = ()
     """Programs that must be there."""
-    left_out: str = ""
-    """Why it is never tried; all but the name is empty then."""
 
 
 def _own(name: str, packages: str, *tests: str) -> Suite:
     return Suite(name, tuple(packages.split()), tests)
-
-
-def _left_out(name: str, reason: str) -> Suite:
-    return Suite(name, (), (), left_out=reason)
 
 
 def _npm(name: str, packages: str, selected: str) -> Suite:
@@ -107,6 +102,7 @@ SUITES = [
         *(("tests/conformance/json_schema_suite.py",), "schemas"),
         reasons=SCHEMAS,
     ),
+    Suite("JSONSchemaBench", (), ("tests/conformance/json_schema_suite.py",), "schemas", reasons=REAL_SCHEMAS),
     Suite(
         *("Ollama's integration tests", ("github.com/ollama/ollama",)),
         (
@@ -125,5 +121,5 @@ SUITES = [
         "llama-server",
         reasons=LLAMA_SERVER,
     ),
-    _left_out("BFCL", "its questions, which the package bfcl-eval has, are for larger models than the default one"),
+    Suite("BFCL", ("bfcl-eval",), ("tests/conformance/function_calls.py",), "calls", reasons=BFCL),
 ]

@@ -21,8 +21,8 @@ class LlamaServer:
     def __init__(self, program: str, model: str, log: Path, *more: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self._origin = f"http://127.0.0.1:{free.getsockname()[1]}"
-        port = self._origin.rpartition(":")[2]
+            self.origin = f"http://127.0.0.1:{free.getsockname()[1]}"
+        port = self.origin.rpartition(":")[2]
         exact = ("-ctk", "f32", "-ctv", "f32", "-fa", "off", "--kv-unified")
         flags = ("-c", "2048", "-np", "4", "-t", "1", "--no-warmup", "--port", port, *exact, *more)
         with log.open("wb") as out:
@@ -54,13 +54,13 @@ class LlamaServer:
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         content = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self._origin}{path}", json.dumps(body).encode(), content)
+        request = urllib.request.Request(f"{self.origin}{path}", json.dumps(body).encode(), content)
         with urllib.request.urlopen(request, timeout=READY_S) as response:
             return json.load(response)
 
     def _ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self._origin}/health", timeout=READY_S):
+            with urllib.request.urlopen(f"{self.origin}/health", timeout=READY_S):
                 return True
         except (urllib.error.URLError, ConnectionError):
             return False
