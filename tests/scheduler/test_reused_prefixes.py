@@ -13,6 +13,7 @@ from standin import (
 from umaserve.core.errors import Fault
 from umaserve.core.requests import Priority
 from umaserve.kvcache.prefix_cache import MIN_REUSED
+from umaserve.scheduler.policy import policy
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.engine_api import Outcome
 from umaserve.sessions.states import State
@@ -284,4 +285,17 @@ def test_different_adapters_share_neither_ticks_nor_what_was_computed() -> None:
     assert [client.text for client in clients] == [client.expected for client in clients]
     turns = [tick.adapters for tick in world.engine.ticks if tick.runs]
     assert max(len(list(same)) for _adapters, same in itertools.groupby(turns[:40])) <= 4, "each has its turn"
+    world.finish()
+
+
+def test_of_prompts_alike_that_were_gathered_one_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = SchedulerWorld(batch_tokens=256, **KEEPING)
+    monkeypatch.setattr(policy, "gathers", lambda _snapshot: True)
+    alike = [world.arrive("the same prompt for both of them", max_tokens=3) for _ in range(2)]
+    other = world.arrive("another one, of which nothing is known", max_tokens=3)
+    world.turn_until(lambda: all(client.session.prepared for client in (*alike, other)))
+    monkeypatch.setattr(policy, "gathers", lambda _snapshot: False)
+    world.turn_until(lambda: all(client.end for client in (*alike, other)))
+    assert sorted(map(reused, alike)) == [0, len(alike[0].request.prompt) - 1]
+    assert reused(other) == 0
     world.finish()

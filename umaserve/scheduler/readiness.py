@@ -16,6 +16,8 @@ from umaserve.sessions.states import State
 from umaserve.sessions.targets import Targets
 from umaserve.sessions.waiting import Why
 
+COMPARED = 16
+"""Prompts that are compared with each other before they start."""
 LOOKED_UP = 4
 """Waiting prompts whose cached prefix is looked up before one tick: the lookup of a long prompt takes its time."""
 
@@ -64,7 +66,25 @@ class Readiness:
             elif session.slot is not None or session.looked_at != NEVER:
                 # Before its first lookup it is unknown which chunks it has to compute.
                 self.to_encode.append((session, chunk))
-        return ready
+        return self._one_of_alike(ready)
+
+    def _one_of_alike(self, ready: list[Session]) -> list[Session]:
+        """Leave out prompts that have not started and begin as a more urgent one does for half of what they lack: they
+        are to reuse what it computes."""
+        new = [session for session in ready if session.slot is None and session.request.shares_prefixes]
+        leaders: list[Session] = []
+        followers: set[int] = set()
+        for session in heapq.nsmallest(COMPARED, new, key=self.urgency) if len(new) > 1 else ():
+            if any(self._repeats(session, leader) for leader in leaders):
+                followers.add(session.id)
+            else:
+                leaders.append(session)
+        return [session for session in ready if session.id not in followers]
+
+    def _repeats(self, session: Session, leader: Session) -> bool:
+        half = session.reusable + max(1, (session.length - session.reusable) // 2)
+        same = [*sequence(session)[:half]] == [*sequence(leader)[:half]]
+        return same and self.scope(session) == self.scope(leader)
 
     def why_waiting(self, session: Session) -> Why | None:
         """What a prepared session without a slot waits for, as of the last plan; ``None``: for no more than a slot."""
