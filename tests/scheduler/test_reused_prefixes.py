@@ -289,13 +289,13 @@ def test_different_adapters_share_neither_ticks_nor_what_was_computed() -> None:
 
 
 def test_of_prompts_alike_that_were_gathered_one_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = SchedulerWorld(batch_tokens=256, **KEEPING)
+    world = SchedulerWorld(slots=8, batch_tokens=512, **KEEPING)
     monkeypatch.setattr(policy, "gathers", lambda _snapshot: True)
-    alike = [world.arrive("the same prompt for both of them", max_tokens=3) for _ in range(2)]
+    alike = [world.arrive(f"the same prompt for all of them, and number {n}", max_tokens=3) for n in range(7)]
     other = world.arrive("another one, of which nothing is known", max_tokens=3)
     world.turn_until(lambda: all(client.session.prepared for client in (*alike, other)))
     monkeypatch.setattr(policy, "gathers", lambda _snapshot: False)
     world.turn_until(lambda: all(client.end for client in (*alike, other)))
-    assert sorted(map(reused, alike)) == [0, len(alike[0].request.prompt) - 1]
+    assert sorted(map(reused, alike)) == [0, *[len(alike[0].request.prompt) - 1] * 6]
     assert reused(other) == 0
     world.finish()

@@ -262,6 +262,7 @@ class Planner:
         # A long queue that nobody can leave now must not take its time in each tick.
         if ready and _only_wait(ready, streams) and not may_start(streams, held, self._slots.free, now):
             ready = []
+        ready = self._readiness.one_of_alike(ready)
         return Snapshot(
             now=now,
             streams=streams,

@@ -66,24 +66,28 @@ class Readiness:
             elif session.slot is not None or session.looked_at != NEVER:
                 # Before its first lookup it is unknown which chunks it has to compute.
                 self.to_encode.append((session, chunk))
-        return self._one_of_alike(ready)
+        return ready
 
-    def _one_of_alike(self, ready: list[Session]) -> list[Session]:
+    def one_of_alike(self, ready: list[Session]) -> list[Session]:
         """Leave out prompts that have not started and begin as a more urgent one does for half of what they lack: they
-        are to reuse what it computes."""
+        follow it, to reuse what it computes."""
         new = [session for session in ready if session.slot is None and session.request.shares_prefixes]
         leaders: list[Session] = []
         followers: set[int] = set()
         for session in heapq.nsmallest(COMPARED, new, key=self.urgency) if len(new) > 1 else ():
-            if any(self._repeats(session, leader) for leader in leaders):
-                followers.add(session.id)
-            else:
+            leader = next((leader for leader in leaders if self._repeats(session, leader)), None)
+            if leader is None:
                 leaders.append(session)
+            else:
+                session.follows = leader.id
+                followers.add(session.id)
         return [session for session in ready if session.id not in followers]
 
     def _repeats(self, session: Session, leader: Session) -> bool:
-        half = session.reusable + max(1, (session.length - session.reusable) // 2)
-        same = [*sequence(session)[:half]] == [*sequence(leader)[:half]]
+        mine, its = sequence(session), sequence(leader)
+        half = session.reusable + max(1, (len(mine) - session.reusable) // 2)
+        # Mostly the last of them differs, and the long comparison is spared.
+        same = len(its) >= half and mine[half - 1] == its[half - 1] and mine[:half] == its[:half]
         return same and self.scope(session) == self.scope(leader)
 
     def why_waiting(self, session: Session) -> Why | None:
