@@ -288,8 +288,11 @@ def test_different_adapters_share_neither_ticks_nor_what_was_computed() -> None:
     world.finish()
 
 
-def test_of_prompts_alike_that_were_gathered_one_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = SchedulerWorld(slots=8, batch_tokens=512, **KEEPING)
+@pytest.mark.parametrize("batch_tokens", [32, 512])
+def test_of_prompts_alike_that_were_gathered_one_is_computed(
+    batch_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = SchedulerWorld(slots=8, batch_tokens=batch_tokens, **KEEPING)
     monkeypatch.setattr(policy, "gathers", lambda _snapshot: True)
     alike = [world.arrive(f"the same prompt for all of them, and number {n}", max_tokens=3) for n in range(7)]
     other = world.arrive("another one, of which nothing is known", max_tokens=3)
