@@ -13,7 +13,7 @@ from world import World
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.daemon import download_process, model_downloads
-from umaserve.daemon.download_process import MAX_SILENT_S, DownloadProcess
+from umaserve.daemon.download_process import END_S, MAX_SILENT_S, REAP_S, DownloadProcess
 from umaserve.daemon.model_downloads import MAX_ENDED, MAX_WAITING, ModelDownloads
 from umaserve.models.registry import Models
 from umaserve.settings.daemon import Config
@@ -182,15 +182,14 @@ def standin_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download_process, "PROGRAM", "standin_download")
 
 
-def run(world: World, name: str, seconds: float = 0.0) -> tuple[list[bytes], str]:
+def run(world: World, name: str, seconds: float = REAP_S) -> tuple[list[bytes], str]:
     """What a process says, and how it has ended."""
     said: list[bytes] = []
     ends: list[str] = []
     DownloadProcess(world.loop, (name, "folder", "1"), said.append, ends.append)
     while not ends:
         world.loop.turn()
-        if said:
-            world.clock.now += seconds
+        world.clock.now += seconds if said else REAP_S
     return said, ends[0]
 
 
@@ -204,4 +203,5 @@ def test_the_end_of_a_process_is_told_in_words() -> None:
     assert run(world, "org/broken") == ([], "the download's process failed with status 1: a word of the system's")
     assert run(world, "org/endless")[1].startswith("the download's process was killed"), "a line without an end"
     assert run(world, "org/deaf", MAX_SILENT_S)[1].startswith("the download's process was killed")
+    assert run(world, "org/lingering", END_S)[1].startswith("the download's process was killed"), "its end is closed"
     world.close()

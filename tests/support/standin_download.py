@@ -14,6 +14,10 @@ if __name__ == "__main__":
     if what == "org/deaf":
         os.write(int(out), b"{}\n")
         time.sleep(3600)
+    if what == "org/lingering":
+        os.write(int(out), b"{}\n")
+        os.close(int(out))
+        time.sleep(3600)
     if what == "org/finished":
         os.write(int(out), b'{"finished": true}\n')
     if what == "org/broken":

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 
 from umaserve.net.loop import READ, Loop
+from umaserve.net.timers import Timer
 from umaserve.system import child, program
 
 PROGRAM = "umaserve.commands.download"
@@ -16,6 +17,7 @@ MAX_SILENT_S = 1800.0
 """Longest time in which it says nothing, as while it checks a large file."""
 END_S = 2.0
 """How long it has to tidy up."""
+REAP_S = 0.02
 _VARIABLES = {
     *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR"),
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
@@ -42,6 +44,8 @@ class DownloadProcess:
         self._ended = ended
         self._buffer = b""
         self._stopping = False
+        self._look_at: Timer | None = None
+        """Looks whether the process has ended."""
         self._errors = child.nameless_file("umaserve-download")
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
@@ -80,17 +84,29 @@ class DownloadProcess:
         for line in lines:
             self._said(line)
         if not data:
-            self._ended(self._end())
+            self._loop.set_interest(self._socket, 0, self._on_ready)
+            self._kill_at.cancel()
+            self._kill_at = self._loop.call_later(END_S, self._process.kill)
+            self._reap()
         elif len(self._buffer) > MAX_LINE_BYTES:
             self._buffer = b""
             self._process.kill()
         elif not self._stopping:
             self._kill_at.postpone(self._loop.now() + MAX_SILENT_S)
 
+    def _reap(self) -> None:
+        """Look whether the process has ended, which has closed its end; not waited for, since streams go on."""
+        if self._process.poll() is None:
+            self._look_at = self._loop.call_later(REAP_S, self._reap)
+        else:
+            self._ended(self._end())
+
     def _end(self) -> str:
         """How it has ended, in words; one that still runs after a while is killed."""
         self._loop.set_interest(self._socket, 0, self._on_ready)
         self._kill_at.cancel()
+        if self._look_at is not None:
+            self._look_at.cancel()
         try:
             status = self._process.wait(END_S)
         except subprocess.TimeoutExpired:
