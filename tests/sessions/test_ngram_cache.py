@@ -6,8 +6,7 @@ from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umaserve.sessions.ngram_cache import CAPACITY, MAX_SCOPES, NgramCache, NgramCaches
-from umaserve.sessions.speculation import NGRAM
+from umaserve.sessions.ngram_cache import CAPACITY, MAX_SCOPES, NGRAM, NgramCache, NgramCaches
 
 TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=6)
 

@@ -7,7 +7,8 @@ from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umaserve.sessions.speculation import FORGETTING, LEARNING, NGRAM, PRIOR, Acceptance, PromptIndex, Repetition
+from umaserve.sessions.ngram_cache import NGRAM
+from umaserve.sessions.speculation import FORGETTING, LEARNING, PRIOR, Acceptance, PromptIndex, Repetition
 
 
 @settings(max_examples=examples(300))

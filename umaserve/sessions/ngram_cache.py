@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from umaserve.sessions.speculation import NGRAM, TOKEN_BITS
-
+NGRAM = 3
+"""Tokens that have to be repeated before draft tokens are made (prompt lookup decoding, Saxena 2023)."""
+TOKEN_BITS = 21
+"""Bits of a token's id in the key of an n-gram: ``NGRAM`` of them fit 64 bits."""
 CAPACITY = 1 << 16
 """Tokens that are kept of a scope, in 768 KiB: a power of two."""
 MAX_SCOPES = 16

@@ -5,18 +5,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
-NGRAM = 3
-"""Tokens that have to be repeated before draft tokens are made (prompt lookup decoding, Saxena 2023)."""
+from umaserve.sessions.ngram_cache import NGRAM, TOKEN_BITS, NgramCache
 
 MAX_DRAFT_TOKENS = 16
 MAX_INDEXED = 4096
 """The last tokens of the prompt that are searched for repetition: each takes 14 bytes."""
-TOKEN_BITS = 21
-"""Bits of a token's id in the key of an n-gram: ``NGRAM`` of them fit 64 bits."""
 PRIOR = 0.6
 LEARNING, FORGETTING = 0.15, 0.005
 """How far a verified draft token moves the acceptance, and how far a tick that used none moves it back to the prior: a
@@ -62,19 +58,13 @@ class PromptIndex:
         return self._ends[at] if at >= 0 and self._keys[at] == key else None
 
 
-class Earlier(Protocol):
-    """Texts of earlier requests."""
-
-    def draft_tokens(self, ngram: Sequence[int], limit: int) -> Sequence[int]:
-        """At most ``limit`` tokens that followed ``ngram`` there."""
-
-
 class Repetition:
-    """Looks for an earlier occurrence of the text's last tokens, and where it has none in ``earlier`` texts: the draft
+    """Looks for an earlier occurrence of the text's last tokens, in earlier texts where this one has none: the draft
     tokens are what followed there."""
 
     def __init__(self, prompt: PromptIndex, answer: Sequence[int] = ()) -> None:
-        self.earlier: Earlier | None = None
+        self.earlier: NgramCache | None = None
+        """Texts of earlier requests."""
         self._own, self._of_earlier = Acceptance(), Acceptance()
         self.acceptance = self._own
         """Acceptance of draft tokens from where the latest ones came."""
