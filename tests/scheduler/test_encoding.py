@@ -15,8 +15,8 @@ from umaserve.core.events import Finished, Prefilled, Token, Waiting
 from umaserve.core.requests import Attachment, ChatTurn, Image, Priority
 from umaserve.kvcache import reservations
 from umaserve.scheduler.policy.snapshot import AGING_S
+from umaserve.scheduler.positions import PATIENCE_S
 from umaserve.scheduler.preparing import MAX_MEDIA_AHEAD
-from umaserve.scheduler.scheduler import PATIENCE_S
 from umaserve.sessions.caller import Caller
 
 OTHER = Caller("uds", "another")

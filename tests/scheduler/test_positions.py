@@ -9,7 +9,7 @@ from scheduler_world import SchedulerWorld
 from umaserve.core.events import Waiting
 from umaserve.core.requests import Priority
 from umaserve.scheduler.policy.snapshot import AGING_S
-from umaserve.scheduler.scheduler import PATIENCE_S
+from umaserve.scheduler.positions import PATIENCE_S
 
 
 def test_who_waits_is_told_where_it_stands_when_it_has_waited_for_a_while() -> None:

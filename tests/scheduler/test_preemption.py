@@ -15,7 +15,7 @@ from standin import ECHO, SHORT, answer
 from umaserve.core.events import FinishReason, Waiting
 from umaserve.core.requests import Priority
 from umaserve.kvcache import reservations
-from umaserve.scheduler.scheduler import PATIENCE_S
+from umaserve.scheduler.positions import PATIENCE_S
 from umaserve.sessions.session import Hold
 from umaserve.sessions.states import State
 

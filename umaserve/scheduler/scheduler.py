@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from umaserve.core.errors import Fault, RequestError, shutting_down
-from umaserve.core.events import SlotFile, Started, Token, Waiting
+from umaserve.core.events import SlotFile, Started, Token
 from umaserve.core.metrics import ServingMetrics
 from umaserve.kvcache.disk_cache import DiskCache
 from umaserve.kvcache.slot_files import SlotFiles
@@ -19,9 +19,9 @@ from umaserve.scheduler.governor import ThreadGovernor
 from umaserve.scheduler.observer import observe_delivery
 from umaserve.scheduler.other_models import OtherModels
 from umaserve.scheduler.planner import Planner
-from umaserve.scheduler.policy.snapshot import is_background
+from umaserve.scheduler.positions import tell_positions
 from umaserve.scheduler.preparing import Preparing, lacks_media
-from umaserve.scheduler.readiness import Readiness, resumes
+from umaserve.scheduler.readiness import Readiness
 from umaserve.scheduler.results import Results
 from umaserve.scheduler.steering import Changes
 from umaserve.scheduler.submitted import Submitted
@@ -37,7 +37,6 @@ from umaserve.system.cores import CoreUse
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 1.0
 MAX_SLOWNESS = 20
 
 
@@ -147,21 +146,8 @@ class Scheduler:
                 self._spent(session.caller, 1, now)
 
     def tell_waiting(self) -> None:
-        """Tell each request that has waited in the queue for ``PATIENCE_S`` its position in the line of its class.
-
-        Streams that go on have a line of their own, before all who have not started. Whoever comes is the last of a
-        line, and whoever pauses before it has started keeps its place, so that a position grows with the class only.
-        """
-        now = self._now()
-        placed = [(_line(session, now), session) for session in self._sessions.running() if _stands_in_line(session)]
-        placed.sort(key=lambda one: (one[0], one[1].waits_since if resumes(one[1]) else 0.0))
-        lengths, ahead = Counter(line for line, _ in placed), Counter[tuple[bool, bool]]()
-        each = self.metrics.request_s / self._engine.capacity.slots
-        for number, (line, session) in enumerate(placed, 1):
-            ahead[line] += 1
-            if self._waits(session) and now - session.waits_since >= PATIENCE_S:
-                eta = round(number * each, 1) if each else None
-                self._sessions.put(session, Waiting(ahead[line], lengths[line], eta))
+        """Tell each request that has waited in the queue for a while its position in the line of its class."""
+        tell_positions(self._sessions, self._waits, self.metrics.request_s / self._engine.capacity.slots, self._now())
 
     def _waits(self, session: Session) -> bool:
         """Whether it waits in the queue, and its prompt is not being prepared or encoded now."""
@@ -385,16 +371,6 @@ class Scheduler:
             "host_cache_bytes": self._slots.host_bytes,
             "disk_cache_bytes": 0 if self._disk is None else self._disk.used_bytes,
         }
-
-
-def _stands_in_line(session: Session) -> bool:
-    """Whether others are told that they wait behind it."""
-    return session.slot is None and not (session.holds and resumes(session))
-
-
-def _line(session: Session, now: float) -> tuple[bool, bool]:
-    """The line in which it waits, the first ones served first."""
-    return is_background(session.request.priority, session.requested_at, now), not resumes(session)
 
 
 def _ids(sessions: list[Session]) -> str:
