@@ -85,7 +85,8 @@ def say(talk: RealtimeConnection, text: str) -> None:
     ("kind", "bytes_a_second"), [("audio/pcm", 2 * RATE), ("audio/pcmu", 8000), ("audio/pcma", 8000)]
 )
 def test_an_answer_is_spoken(talk: RealtimeConnection, kind: str, bytes_a_second: int) -> None:
-    update(talk, audio={"output": {"format": {"type": kind}}})
+    # At random, an answer may be one word, of which half is nothing.
+    update(talk, audio={"output": {"format": {"type": kind}}}, temperature=0)
     say(talk, "Say good morning.")
     talk.response.create()
     events = until(talk, "response.done")
