@@ -66,6 +66,19 @@ DIFFERENCES: dict[str, str] = {
     "/v1/models/get/.*/anyOf/0/properties/has_more/": "in Anthropic's form there may be another page",
     "/lora-adapters/get/.*/properties/scale/": "operators may set it",
     "/v1/messages.*/properties/tool_choice/": "the type tool comes with a name",
+    "/requestBody/.*/examples/": "examples share their parts, and leave out what others show",
+    "/paths//v1/completions/post/description$": "said of all operations, in the introduction",
+    "^/paths//(responses|audio/transcriptions|chat/completions(/input_tokens)?|completions|embeddings)$": (
+        "a relay's other names of paths are told where these paths are, as the daemon's"
+    ),
+    "^/paths//(completion|infill|(v1/)?embedding.?|(de)?tokenize|v1/audio/.*)/post/responses/200/content/": (
+        "what comes through a relay is of the types that a daemon has there"
+    ),
+    "/paths//v1/responses/post/operationId$": "a relay's is called as the daemon's",
+    "/paths//(generate|ws/chat)/get/description$": "how frames are forwarded is said of the operation, not of its reply",
+    "^/paths//(completion|embedding|v1/(audio/transcriptions|chat/completions(/input_tokens)?))/post/description$": (
+        "a relay's other names of these paths"
+    ),
 }
 """What differs, by a pattern of its place in the document, and why."""
 WORDS = ("description", "summary")

@@ -15,7 +15,8 @@ from relay_peers import MODEL, TOKEN, Relay
 
 import umaserve
 from umaserve.relay.http.pages import openapi
-from umaserve.relay.http.site import CONNECT, CONVERSATIONS, RELAYED
+from umaserve.relay.http.relayed import ALIASES, CONVERSATIONS, RELAYED
+from umaserve.relay.http.site import CONNECT
 
 DOCUMENT = json.loads(openapi())
 OPERATIONS = [
@@ -56,7 +57,10 @@ def test_it_is_valid_and_of_this_version() -> None:
 
 def test_all_that_is_relayed_is_in_it() -> None:
     relayed = {(path, method) for path, method, operation in OPERATIONS if "relayed" in operation["tags"]}
-    assert relayed == {(path, "post") for path in RELAYED} | {(path, "get") for path in CONVERSATIONS}
+    paths = RELAYED - ALIASES.keys()
+    assert relayed == {(path, "post") for path in paths} | {(path, "get") for path in CONVERSATIONS}
+    for alias, path in ALIASES.items():
+        assert alias in DOCUMENT["paths"][path]["post"]["description"]
     assert CONNECT in DOCUMENT["paths"]
 
 

@@ -5,6 +5,7 @@ Schemas come from what `wire/declared` declares; here is what only people know o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,14 +18,12 @@ Described = Kind[Any] | type[Declared]
 
 _REFUSED = (
     "The request was refused: 400 for what is in it, 401 without a valid key, 403 for a Host or an Origin that is not "
-    "allowed{forbidden}, 404 and 405 for its path and method, 408 where it arrived too slowly{conflict}, 413, 414 and"
-    " 431 "
-    "where it is too large, 415 where it is no JSON{form}, 429 where there were too many requests."
+    "allowed{forbidden}, 404 and 405 for its path and method, 408 where it arrived too slowly{conflict}, 413, 414 and "
+    "431 where it is too large, 415 where it is no JSON{form}, 429 where there were too many requests."
 )
 _FAILED = (
-    "500 for a fault of the server{unable}, 503 while the model loads, memory or slots are short or the server is"
-    " shutting down, "
-    "504 where --request-timeout was reached."
+    "500 for a fault of the server{unable}, 503 while the model loads, memory or slots are short or the server is "
+    "shutting down, 504 where --request-timeout was reached."
 )
 _RETRY_AFTER: Schema = {
     "description": "Seconds until another attempt may succeed, where the server knows.",
@@ -32,11 +31,16 @@ _RETRY_AFTER: Schema = {
 }
 _CHALLENGE: Schema = {"description": "With 401.", "schema": {"const": "Bearer"}}
 _ALLOW: Schema = {"description": "With 405: the methods that the path allows.", "schema": {"type": "string"}}
-MAX_TOKENS: Schema = {
-    "description": "The server's --max-tokens, where the operator set it.",
-    "schema": {"type": "integer", "minimum": 1},
+CAPPED: dict[str, Schema] = {
+    "x-umaserve-max-tokens": {
+        "description": "The server's --max-tokens, where the operator set it.",
+        "schema": {"type": "integer", "minimum": 1},
+    }
 }
-CACHE_MISS: Schema = {"$ref": "#/components/headers/CacheMiss"}
+"""Headers of an answer that may not be longer than the server's ``--max-tokens``."""
+CACHED: dict[str, Schema] = {"x-umaserve-cache-miss": {"$ref": "#/components/headers/CacheMiss"}}
+"""Headers of an answer whose prompt may be cached."""
+GENERATED = CAPPED | CACHED
 
 
 def refused(*, forbidden: str = "", conflict: str = "", form: str = "") -> str:
@@ -67,13 +71,11 @@ class Errors:
         """Both replies, by their names among the document's components."""
         retry = {} if self.plain else {"Retry-After": _RETRY_AFTER}
         names = {} if self.plain else {"WWW-Authenticate": _CHALLENGE, "Allow": _ALLOW}
+        refused = Reply(self.refused, self.error, headers={**retry, **names, **self.headers})
+        failed = Reply(self.failed, self.error, headers={**retry, **self.headers})
         return {
-            f"{self.name}Refused": Reply(self.refused, self.error, headers={**retry, **names, **self.headers}).document(
-                components
-            ),
-            f"{self.name}Failed": Reply(self.failed, self.error, headers={**retry, **self.headers}).document(
-                components
-            ),
+            f"{self.name}Refused": refused.document(components),
+            f"{self.name}Failed": failed.document(components),
         }
 
 
@@ -92,24 +94,38 @@ class Reply:
     headers: Mapping[str, Schema] = field(default_factory=dict)
     also: Schema = field(default_factory=dict)
 
-    def document(self, components: Components) -> Schema:
-        content: Schema = {}
+    @property
+    def contents(self) -> dict[str, Schema]:
+        """What its body may be, by the type of the content."""
+        made: dict[str, Schema] = {}
         if self.json is not None:
-            content["application/json"] = {"schema": self.json}
+            made["application/json"] = {"schema": self.json}
         if self.events is not None:
             each, about = self.events
-            content["text/event-stream"] = {"schema": {"type": "string", "description": about}, "x-event": each}
+            made["text/event-stream"] = {"schema": {"type": "string", "description": about}, "x-event": each}
         if self.lines is not None:
             each, about = self.lines
-            content["application/x-ndjson"] = {"schema": {"type": "string", "description": about}, "x-line": each}
-        content |= {media: {} if of is None else {"schema": of} for media, of in self.content.items()}
+            made["application/x-ndjson"] = {"schema": {"type": "string", "description": about}, "x-line": each}
+        return made | {media: {} if of is None else {"schema": of} for media, of in self.content.items()}
+
+    def document(self, components: Components) -> Schema:
         made: Schema = {"description": self.about}
-        if content:
-            made["content"] = content
+        if contents := self.contents:
+            made["content"] = contents
         if self.headers:
             made["headers"] = self.headers
         rendered: Schema = components.rendered({**made, **self.also})
         return rendered
+
+
+def streamed(whole: Described, each: Described, about: str, headers: Mapping[str, Schema] = GENERATED) -> Reply:
+    """The reply that is a whole answer, or events with ``each`` as their data."""
+    return Reply('The whole answer, or with `"stream": true` its events.', whole, (each, about), headers=headers)
+
+
+METRICS = Reply("OK", content={"text/plain": string(description="Prometheus' text format.")})
+NOT_CHANGED = {"304": Reply("It has not changed since the one in If-None-Match.")}
+"""The further reply to a client that may have it already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +145,16 @@ class Body:
         return {**required, "content": {self.media: content}}
 
 
+def takes(schema: Described, **examples: object) -> Body:
+    """A body of JSON, with examples by their names."""
+    return Body(schema, examples)
+
+
+def form(schema: Described) -> Body:
+    """A body that is a form with a file."""
+    return Body(schema, media="multipart/form-data")
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A parameter in the path, the query or a header (``place``)."""
@@ -145,7 +171,7 @@ class Parameter:
         return made | _described(self.about)
 
 
-def query_of(declared: type[Declared]) -> tuple[Parameter, ...]:
+def _query_of(declared: type[Declared]) -> tuple[Parameter, ...]:
     """The parameters of the query that ``declared`` reads."""
     made = []
     for name, field_ in declared.declared.items():
@@ -154,44 +180,19 @@ def query_of(declared: type[Declared]) -> tuple[Parameter, ...]:
     return tuple(made)
 
 
-HANDSHAKE = (
-    Parameter(
-        "model", "query", about='The model of messages that name none, or "default"; without it, the default model.'
-    ),
-    Parameter(
-        "Sec-WebSocket-Protocol",
-        "header",
-        string(description="`umaserve`, and `bearer.KEY` where a key is needed."),
-    ),
-)
-"""Parameters of a request for a WebSocket."""
-
-
-def upgraded(error: Described, about: str = ".", *, also: Schema | None = None) -> dict[str, Reply]:
-    """Replies to a request for a WebSocket. ``about``: what is said besides of the one that comes of it; ``also``: the
-    schemas of its messages."""
-    return {
-        "101": Reply(f"The connection is a WebSocket from here on{about}", also=also or {}),
-        "426": Reply(
-            "The request is no WebSocket handshake of version 13.",
-            error,
-            headers={"Upgrade": {"schema": {"const": "websocket"}}},
-        ),
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One method of one path."""
 
-    name: str
-    """The ``operationId``."""
-    summary: str
-    about: str = ""
-    replies: Mapping[str, Reply] = field(default_factory=dict)
-    """Replies by their status."""
+    about: str
+    """The summary as its first sentence, like that of a docstring, and then what else there is to know."""
+    reply: Reply | Described | None = None
+    """Reply of status 200; a schema stands for one with such JSON."""
     body: Body | None = None
-    parameters: Sequence[Parameter] = ()
+    parameters: Sequence[Parameter] | type[Declared] = ()
+    """Parameters; those of the path may be left out, and a class stands for those of the query that it reads."""
+    replies: Mapping[str, Reply] = field(default_factory=dict)
+    """Replies of other statuses."""
     tag: str = ""
     """The group that it is listed in; empty: that of the reference."""
     errors: Errors | None = None
@@ -199,31 +200,83 @@ class Operation:
     security: Sequence[Schema] | None = None
     """The keys that it needs; ``None``: a client's, where the server wants keys; none: it is for everybody."""
 
-    def document(self, reference: Reference, components: Components) -> Schema:
-        made: Schema = {"tags": [self.tag or reference.tag], "operationId": self.name, "summary": self.summary}
-        made |= _described(self.about)
+    @property
+    def summary(self) -> str:
+        return self.about.partition(". ")[0]
+
+    @property
+    def ok(self) -> dict[str, Reply]:
+        """The reply of status 200, if it has one."""
+        match self.reply:
+            case None:
+                return {}
+            case Reply():
+                return {"200": self.reply}
+        return {"200": Reply("OK", json=self.reply)}
+
+    def document(
+        self, name: str, path: str, aliases: Sequence[str], reference: Reference, components: Components
+    ) -> Schema:
+        more = self.about.partition(". ")[2]
+        made: Schema = {"tags": [self.tag or reference.tag], "operationId": name, "summary": self.summary}
+        made |= _described(f"{_also_at(aliases)} {more}".strip())
         if self.security is not None:
             made["security"] = list(self.security)
-        if self.parameters:
-            made["parameters"] = [parameter.document(components) for parameter in self.parameters]
+        if parameters := self._parameters(path):
+            made["parameters"] = [parameter.document(components) for parameter in parameters]
         if self.body is not None:
             made["requestBody"] = self.body.document(components)
-        made["responses"] = {status: reply.document(components) for status, reply in self.replies.items()}
+        replies = {**self.ok, **self.replies}
+        made["responses"] = {status: reply.document(components) for status, reply in replies.items()}
         errors = self.errors or reference.errors
         for status, kind in (("4XX", "Refused"), ("5XX", "Failed")):
             made["responses"][status] = {"$ref": f"#/components/responses/{errors.name}{kind}"}
         return made
 
+    def _parameters(self, path: str) -> list[Parameter]:
+        told = _query_of(self.parameters) if isinstance(self.parameters, type) else self.parameters
+        named = {parameter.name for parameter in told}
+        return [*(Parameter(name, "path") for name in re.findall("{(.*?)}", path) if name not in named), *told]
+
+
+HANDSHAKE = (
+    Parameter(
+        "model", "query", about='The model of messages that name none, or "default"; without it, the default model.'
+    ),
+    Parameter(
+        "Sec-WebSocket-Protocol", "header", string(description="`umaserve`, and `bearer.KEY` where a key is needed.")
+    ),
+)
+"""Parameters of a request for a WebSocket."""
+
+
+def websocket(
+    about: str,
+    messages: tuple[Described, Described] | None,
+    error: Described,
+    parameters: Sequence[Parameter] = HANDSHAKE,
+) -> Operation:
+    """A WebSocket. ``messages``: the client's and the server's."""
+    also = {} if messages is None else dict(zip(("x-client-message", "x-server-message"), messages, strict=True))
+    refused = Reply(
+        "The request is no WebSocket handshake of version 13.",
+        error,
+        headers={"Upgrade": {"schema": {"const": "websocket"}}},
+    )
+    upgraded = Reply("The connection is a WebSocket from here on.", also=also)
+    return Operation(about, parameters=parameters, replies={"101": upgraded, "426": refused})
+
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The operations of one API, by method and path."""
+    """The operations of one API."""
 
     tag: str
     about: str
     """The description of the tag; empty: none, or another reference has it."""
     errors: Errors
     operations: Mapping[tuple[str, str], Operation]
+    """By their ``operationId``, and their method and path: ("health", "GET /health")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,22 +287,27 @@ class Frame:
     about: str
     keys: Mapping[str, Schema]
     """The security schemes; clients need ``key``, where the server wants keys."""
-    tags: Sequence[Schema] = ()
-    """The groups of operations that are no reference's own."""
     headers: Mapping[str, Schema] = field(default_factory=dict)
     """Headers of replies that operations refer to."""
 
 
-def document(frame: Frame, references: Iterable[Reference]) -> dict[str, Any]:
-    """The OpenAPI document with the operations of all ``references``."""
+def bearer(about: str) -> Schema:
+    """The security scheme of a key in the header ``Authorization``."""
+    return {"type": "http", "scheme": "bearer", "description": about}
+
+
+def document(frame: Frame, references: Iterable[Reference], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """The OpenAPI document with the operations of all ``references``. ``aliases``: other names of their paths."""
     components = Components()
     paths: dict[str, Schema] = {}
     responses: dict[str, Schema] = {}
-    tags = {tag["name"]: tag for tag in frame.tags}
+    tags: dict[str, Schema] = {}
     for reference in references:
         tags.setdefault(reference.tag, {"name": reference.tag} | _described(reference.about))
-        for (method, path), operation in reference.operations.items():
-            paths.setdefault(path, {})[method.lower()] = operation.document(reference, components)
+        for (name, at), operation in reference.operations.items():
+            method, path = at.split()
+            others = [alias for alias, of in aliases.items() if of == path]
+            paths.setdefault(path, {})[method.lower()] = operation.document(name, path, others, reference, components)
             responses |= (operation.errors or reference.errors).components(components)
     return {
         "openapi": "3.1.0",
@@ -269,3 +327,8 @@ def document(frame: Frame, references: Iterable[Reference]) -> dict[str, Any]:
 
 def _described(about: str) -> Schema:
     return {"description": about} if about else {}
+
+
+def _also_at(aliases: Sequence[str]) -> str:
+    *most, last = aliases or [""]
+    return f"Also at {', '.join(most)}{' and ' if most else ''}{last}." if last else ""

@@ -27,7 +27,8 @@ from umaserve.wire.http_head import Headers, Request
 def openapi() -> bytes:
     """The OpenAPI document of all routes but ``/debug/echo``."""
     references = [dialect.reference for dialect in DIALECTS if dialect.reference is not None]
-    return orjson.dumps(document(FRAME, [*references, REFERENCE]))
+    aliases = {alias: path for dialect in DIALECTS for alias, path in dialect.aliases.items()}
+    return orjson.dumps(document(FRAME, [*references, REFERENCE], aliases))
 
 
 def own_pages(services: Services) -> HttpDialect:

@@ -1,37 +1,25 @@
-"""Operations of the daemon itself, and its OpenAPI document."""
+"""Operations of the daemon itself, and what its OpenAPI document says of all."""
 
 from __future__ import annotations
 
-from umaserve.daemon.http.schemas import (
-    Box,
-    DefaultRefAudioReply,
-    Draining,
-    EndRequestBody,
-    Health,
-    Loading,
-    RootReply,
-    SettingsReply,
-    Stuck,
-    Wedged,
-)
+from umaserve.daemon.http import schemas
 from umaserve.dialects.openai.reference import ERRORS
-from umaserve.dialects.reference import Body, Frame, Operation, Parameter, Reference, Reply
+from umaserve.dialects.reference import METRICS, NOT_CHANGED, Frame, Operation, Reference, Reply, bearer, takes
 from umaserve.wire.declared import any_of, one_of, string, value
 
 FRAME = Frame(
     "umaserve",
-    "GGUF models over HTTP/1.1: the APIs of OpenAI, Anthropic, Ollama and llama.cpp's server, and streams over REST "
-    "and WebSocket that can be changed while they run.\n\n"
-    "Bodies are JSON in UTF-8 with `Content-Type: application/json`, unless a path takes a form. GET paths answer HEAD "
-    "too, and all answer OPTIONS. In a request, null means the same as an absent field. When a client disconnects,"
-    " its request is cancelled. A slash at the end of a path has no effect.",
-    keys={
-        "key": {
-            "type": "http",
-            "scheme": "bearer",
-            "description": "A key of --api-keys; without that setting, none is needed.",
-        }
-    },
+    "GGUF models over HTTP/1.1: the APIs of OpenAI, Anthropic, Ollama and llama.cpp's server, and streams over REST and"
+    " WebSocket that can be changed while they run.\n\n"
+    "Bodies are JSON in UTF-8 with `Content-Type: application/json`, unless a path takes a form. GET paths answer HEAD"
+    " too, and all answer OPTIONS. In a request, null means the same as an absent field. Fields that are not listed are"
+    " ignored, unless they promise a constraint on the answer: these are refused. When a client disconnects, its"
+    " request is cancelled. A slash at the end of a path has no effect.\n\n"
+    "Where events come, each has `data:` and a JSON object (`x-event`). An error that occurs after the stream has begun"
+    " is its last event. A stream without other events has a comment every 15 seconds, unless its API has something for"
+    " this. On all paths that generate text, the headers x-umaserve-priority (interactive or background),"
+    " x-umaserve-slo-ttft-ms and x-umaserve-slo-tbt-ms replace priority and slo in the body.",
+    keys={"key": bearer("A key of --api-keys; without that setting, none is needed.")},
     headers={
         "CacheMiss": {
             "description": (
@@ -45,131 +33,71 @@ FRAME = Frame(
     },
 )
 
-_HEALTH = {
-    "200": Reply("OK", json=Health),
-    "503": Reply("The model is being loaded, or a thread of the server does not advance.", json=one_of(Loading, Stuck)),
+
+def _public(about: str, reply: Reply, replies: dict[str, Reply]) -> Operation:
+    """An operation for everybody."""
+    return Operation(about, reply, replies=replies, security=())
+
+
+def _probe(about: str, problem: Reply) -> Operation:
+    """An operation that tells whether all is well."""
+    return _public(about, Reply("OK", schemas.Health), {"503": problem})
+
+
+_HEALTH = _probe(
+    "Check that the model is loaded, and all threads advance",
+    Reply(
+        "The model is being loaded, or a thread of the server does not advance.", one_of(schemas.Loading, schemas.Stuck)
+    ),
+)
+_PAGE_TYPES = ("text/css", "text/html", "text/javascript", "image/svg+xml")
+
+OPERATIONS = {
+    ("root", "GET /"): _public(
+        "Get the page for browsers (which accept text/html), the list of all paths for other clients, or for Ollama's"
+        " clients (by User-Agent) that a server runs",
+        Reply("OK", schemas.RootReply, content={"text/html": string(), "text/plain": string()}),
+        NOT_CHANGED,
+    ),
+    ("box", "GET /api/box"): Operation(
+        "For operators: stream the daemon's status, at once and then every second",
+        Reply("OK", events=(schemas.Box, "Events until the client disconnects; a client that reads slowly gets fewer")),
+    ),
+    ("endRequest", "POST /api/box/end"): Operation(
+        "For operators: cancel a request, whose client gets an error, or a batch",
+        Reply("The request or the batch has ended", value(type="object", additionalProperties=False, properties={})),
+        takes(schemas.EndRequestBody, end={"session": 1}),
+    ),
+    ("defaultRefAudio", "GET /api/default_ref_audio"): Operation(
+        "Get the default voice for requests that clone one, as a recording",
+        schemas.DefaultRefAudioReply,
+        tag="umaserve",
+    ),
+    ("settings", "GET /api/settings"): Operation("For operators: get the daemon's settings", schemas.SettingsReply),
+    ("health", "GET /health"): _HEALTH,
+    ("live", "GET /health/live"): _probe(
+        "Check that no restart is needed (liveness)", Reply("A thread of the server does not advance.", schemas.Stuck)
+    ),
+    ("ready", "GET /health/ready"): _probe(
+        "Check that new requests can be served (readiness): the default model is loaded, ticks advance, and the daemon"
+        " is not shutting down",
+        Reply(
+            "The model is being loaded, also again after its engine has ended; a tick or a thread does not advance; or"
+            " the daemon is shutting down.",
+            any_of(schemas.Loading, schemas.Wedged, schemas.Stuck, schemas.Draining),
+        ),
+    ),
+    ("metrics", "GET /metrics"): Operation("Get counters, gauges and histograms", METRICS),
+    ("openapi", "GET /openapi.json"): Operation("This document", value(type="object")),
+    ("docs", "GET /docs"): _public(
+        "Get this document as a page; not with --no-page", Reply("OK", content={"text/html": string()}), NOT_CHANGED
+    ),
+    ("pageFile", "GET /page/{file}"): _public(
+        "Get a file of the page for browsers; not with --no-page",
+        Reply("OK", content=dict.fromkeys(_PAGE_TYPES, string()), headers={"ETag": {"schema": {"type": "string"}}}),
+        NOT_CHANGED,
+    ),
+    ("healthV1", "GET /v1/health"): _HEALTH,
 }
 
-REFERENCE = Reference(
-    "operation",
-    "",
-    ERRORS,
-    {
-        ("GET", "/"): Operation(
-            "root",
-            (
-                "Get the page for browsers (which accept text/html), the list of all paths for other clients, or for"
-                " Ollama's clients (by User-Agent) that a server runs"
-            ),
-            security=(),
-            replies={
-                "200": Reply("OK", json=RootReply, content={"text/html": string(), "text/plain": string()}),
-                "304": Reply("The page has not changed since the one in If-None-Match"),
-            },
-        ),
-        ("GET", "/api/box"): Operation(
-            "box",
-            "For operators: stream the daemon's status, at once and then every second",
-            replies={
-                "200": Reply(
-                    "OK", events=(Box, "Events until the client disconnects; a client that reads slowly gets fewer")
-                )
-            },
-        ),
-        ("POST", "/api/box/end"): Operation(
-            "endRequest",
-            "For operators: cancel a request, whose client gets an error, or a batch",
-            body=Body(EndRequestBody, {"end": {"session": 1}}),
-            replies={
-                "200": Reply(
-                    "The request or the batch has ended",
-                    json=value(type="object", additionalProperties=False, properties={}),
-                )
-            },
-        ),
-        ("GET", "/api/default_ref_audio"): Operation(
-            "defaultRefAudio",
-            "Get the default voice for requests that clone one, as a recording",
-            tag="umaserve",
-            replies={"200": Reply("OK", json=DefaultRefAudioReply)},
-        ),
-        ("GET", "/api/settings"): Operation(
-            "settings", "For operators: get the daemon's settings", replies={"200": Reply("OK", json=SettingsReply)}
-        ),
-        ("GET", "/health"): Operation(
-            "health",
-            "Check that the model is loaded, and all threads advance",
-            security=(),
-            replies=_HEALTH,
-        ),
-        ("GET", "/health/live"): Operation(
-            "live",
-            "Check that no restart is needed (liveness)",
-            security=(),
-            replies={
-                "200": Reply("OK", json=Health),
-                "503": Reply("A thread of the server does not advance.", json=Stuck),
-            },
-        ),
-        ("GET", "/health/ready"): Operation(
-            "ready",
-            (
-                "Check that new requests can be served (readiness): the default model is loaded, ticks advance, and"
-                " the daemon is not shutting down"
-            ),
-            security=(),
-            replies={
-                "200": Reply("OK", json=Health),
-                "503": Reply(
-                    (
-                        "The model is being loaded, also again after its engine has ended; a tick or a thread does"
-                        " not advance; or the daemon is shutting down."
-                    ),
-                    json=any_of(Loading, Wedged, Stuck, Draining),
-                ),
-            },
-        ),
-        ("GET", "/metrics"): Operation(
-            "metrics",
-            "Get counters, gauges and histograms",
-            replies={"200": Reply("OK", content={"text/plain": string(description="Prometheus' text format.")})},
-        ),
-        ("GET", "/openapi.json"): Operation(
-            "openapi", "This document", replies={"200": Reply("OK", json=value(type="object"))}
-        ),
-        ("GET", "/docs"): Operation(
-            "docs",
-            "Get this document as a page; not with --no-page",
-            security=(),
-            replies={
-                "200": Reply("OK", content={"text/html": string()}),
-                "304": Reply("The page has not changed since the one in If-None-Match"),
-            },
-        ),
-        ("GET", "/page/{file}"): Operation(
-            "pageFile",
-            "Get a file of the page for browsers; not with --no-page",
-            security=(),
-            parameters=(Parameter("file", "path", string()),),
-            replies={
-                "200": Reply(
-                    "OK",
-                    content={
-                        "text/css": string(),
-                        "text/html": string(),
-                        "text/javascript": string(),
-                        "image/svg+xml": string(),
-                    },
-                    headers={"ETag": {"schema": {"type": "string"}}},
-                ),
-                "304": Reply("The file has not changed since the one in If-None-Match"),
-            },
-        ),
-        ("GET", "/v1/health"): Operation(
-            "healthV1",
-            "Check that the model is loaded, and all threads advance",
-            security=(),
-            replies=_HEALTH,
-        ),
-    },
-)
+REFERENCE = Reference("operation", "", ERRORS, OPERATIONS)

@@ -2,101 +2,46 @@
 
 from __future__ import annotations
 
-from umaserve.dialects.batches import batches
-from umaserve.dialects.batches.files import PATH
-from umaserve.dialects.batches.schemas import (
-    BatchesQuery,
-    BatchReply,
-    BatchRequest,
-    DeleteFileReply,
-    FileForm,
-    FileReply,
-    FilesQuery,
-    ListBatchesReply,
-    ListFilesReply,
-)
+from umaserve.dialects.batches import schemas
 from umaserve.dialects.openai.reference import ERRORS
-from umaserve.dialects.reference import Body, Operation, Parameter, Reference, Reply, query_of
+from umaserve.dialects.reference import Operation, Reference, Reply, form, takes
 
-_ONE = f"{PATH}/{{file_id}}"
-_FILE_ID = Parameter("file_id", "path")
+_CHATS = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
 
-FILES = {
-    ("GET", PATH): Operation(
-        "listFiles",
-        "List files",
-        "One page at a time, the latest first.",
-        {"200": Reply("OK", json=ListFilesReply)},
-        parameters=query_of(FilesQuery),
+OPERATIONS = {
+    ("listFiles", "GET /v1/files"): Operation(
+        "List files. One page at a time, the latest first.", schemas.ListFilesReply, parameters=schemas.FilesQuery
     ),
-    ("POST", PATH): Operation(
-        "createFile",
-        "Send a file",
-        "Only with --store, and for batches. The form may have up to --max-chat-bytes bytes, and a quarter of"
-        " --store-bytes, which is also what all files of a key or an address may have. A file is deleted after"
+    ("createFile", "POST /v1/files"): Operation(
+        "Send a file. Only with --store, and for batches. The form may have up to --max-chat-bytes bytes, and a quarter"
+        " of --store-bytes, which is also what all files of a key or an address may have. A file is deleted after"
         " --store-age days.",
-        {"200": Reply("OK", json=FileReply)},
-        body=Body(FileForm, media="multipart/form-data"),
+        schemas.FileReply,
+        form(schemas.FileForm),
     ),
-    ("GET", _ONE): Operation(
-        "getFile", "Get what is known of a file", replies={"200": Reply("OK", json=FileReply)}, parameters=(_FILE_ID,)
+    ("getFile", "GET /v1/files/{file_id}"): Operation("Get what is known of a file", schemas.FileReply),
+    ("deleteFile", "DELETE /v1/files/{file_id}"): Operation(
+        "Delete a file. A batch that has begun goes on.", schemas.DeleteFileReply
     ),
-    ("DELETE", _ONE): Operation(
-        "deleteFile",
-        "Delete a file",
-        "A batch that has begun goes on.",
-        {"200": Reply("OK", json=DeleteFileReply)},
-        parameters=(_FILE_ID,),
+    ("getFileContent", "GET /v1/files/{file_id}/content"): Operation(
+        "Get a file's content", Reply("The file's bytes.", content={"application/octet-stream": None})
     ),
-    ("GET", f"{_ONE}/content"): Operation(
-        "getFileContent",
-        "Get a file's content",
-        replies={"200": Reply("The file's bytes.", content={"application/octet-stream": None})},
-        parameters=(_FILE_ID,),
+    ("listBatches", "GET /v1/batches"): Operation(
+        "List batches. One page at a time, the latest first.", schemas.ListBatchesReply, parameters=schemas.BatchesQuery
     ),
-}
-
-_BATCH = f"{batches.PATH}/{{batch_id}}"
-_BATCH_ID = Parameter("batch_id", "path")
-
-BATCHES = {
-    ("GET", batches.PATH): Operation(
-        "listBatches",
-        "List batches",
-        "One page at a time, the latest first.",
-        {"200": Reply("OK", json=ListBatchesReply)},
-        parameters=query_of(BatchesQuery),
+    ("createBatch", "POST /v1/batches"): Operation(
+        "Run the requests in a file. Each line of the file is an object with custom_id, method (POST), url (the"
+        " endpoint) and body (what the endpoint takes, without stream). Up to 50,000 lines, and 16 MiB each. They run"
+        " in the class background, a few at a time, and go on after a restart. Answers are lines of the output, in any"
+        " order; requests that failed are lines of the file with errors. A file with a line that is no request fails as"
+        " a whole, with the line's number.",
+        schemas.BatchReply,
+        takes(schemas.BatchRequest, plain={"input_file_id": "file-0123456789abcdef01234567", **_CHATS}),
     ),
-    ("POST", batches.PATH): Operation(
-        "createBatch",
-        "Run the requests in a file",
-        "Each line of the file is an object with custom_id, method (POST), url (the endpoint) and body (what the"
-        " endpoint takes, without stream). Up to 50,000 lines, and 16 MiB each. They run in the class background, a few"
-        " at a time, and go on after a restart. Answers are lines of the output, in any order; requests that failed are"
-        " lines of the file with errors. A file with a line that is no request fails as a whole, with the line's"
-        " number.",
-        {"200": Reply("OK", json=BatchReply)},
-        body=Body(
-            BatchRequest,
-            {
-                "plain": {
-                    "input_file_id": "file-0123456789abcdef01234567",
-                    "endpoint": "/v1/chat/completions",
-                    "completion_window": "24h",
-                }
-            },
-        ),
-    ),
-    ("GET", _BATCH): Operation(
-        "getBatch", "Get a batch", replies={"200": Reply("OK", json=BatchReply)}, parameters=(_BATCH_ID,)
-    ),
-    ("POST", f"{_BATCH}/cancel"): Operation(
-        "cancelBatch",
-        "Cancel a batch",
-        "What is done by then stays.",
-        {"200": Reply("OK", json=BatchReply)},
-        parameters=(_BATCH_ID,),
+    ("getBatch", "GET /v1/batches/{batch_id}"): Operation("Get a batch", schemas.BatchReply),
+    ("cancelBatch", "POST /v1/batches/{batch_id}/cancel"): Operation(
+        "Cancel a batch. What is done by then stays.", schemas.BatchReply
     ),
 }
 
-REFERENCE = Reference("OpenAI", "", ERRORS, FILES | BATCHES)
+REFERENCE = Reference("OpenAI", "", ERRORS, OPERATIONS)

@@ -1,189 +1,124 @@
-"""Operations of the Responses API of OpenAI."""
+"""Operations of the responses and conversations of OpenAI's API."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from umaserve.dialects.examples import CITY, COLOURS, SKY, WEATHER, YES_OR_NO
 from umaserve.dialects.openai.reference import ERRORS
-from umaserve.dialects.reference import (
-    HANDSHAKE,
-    MAX_TOKENS,
-    Body,
-    Described,
-    Operation,
-    Parameter,
-    Reference,
-    Reply,
-    query_of,
-    upgraded,
-)
-from umaserve.dialects.responses.conversations_reference import CONVERSATIONS
-from umaserve.dialects.responses.kept_schemas import ItemsQuery
-from umaserve.dialects.responses.reply_schemas import (
-    CompactionReply,
-    CountResponseTokensReply,
-    DeleteResponseReply,
-    ListItemsReply,
-    Response,
-    ResponseEvent,
-)
-from umaserve.dialects.responses.schemas import CompactionRequest, ResponseRequest
-from umaserve.dialects.responses.websocket_schemas import ResponseCreate, ResponseServerMessage
+from umaserve.dialects.reference import CAPPED, Operation, Reference, Reply, streamed, takes, websocket
+from umaserve.dialects.responses import kept_schemas, reply_schemas, schemas, websocket_schemas
 
-_COLOURS = "Name three colours."
-_EXAMPLES = {
-    "plain": {"input": _COLOURS, "max_output_tokens": 16},
-    "streamed": {
-        "model": "any",
-        "instructions": "Be brief.",
-        "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hello!"}]}],
-        "max_output_tokens": 16,
-        "temperature": 0.7,
-        "include": ["message.output_text.logprobs"],
-        "top_logprobs": 2,
-        "stream": True,
-    },
-    "json": {
-        "input": "Is the sky blue?",
-        "max_output_tokens": 32,
-        "temperature": 0,
-        "text": {
-            "format": {
-                "type": "json_schema",
-                "name": "answer",
-                "schema": {
-                    "type": "object",
-                    "properties": {"answer": {"enum": ["yes", "no"]}},
-                    "required": ["answer"],
-                    "additionalProperties": False,
-                },
-            }
-        },
-    },
-    "tool": {
-        "input": "What is the weather in Paris?",
-        "max_output_tokens": 100,
-        "temperature": 0,
-        "tools": [
-            {
-                "type": "function",
-                "name": "get_weather",
-                "parameters": {
-                    "type": "object",
-                    "properties": {"city": {"type": "string", "maxLength": 20}},
-                    "required": ["city"],
-                    "additionalProperties": False,
-                },
-            }
-        ],
-        "tool_choice": "required",
-    },
+_PLAIN = {"input": COLOURS, "max_output_tokens": 16}
+_INPUT = [{"role": "user", "content": [{"type": "input_text", "text": "Hello!"}]}]
+_LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+_FORMAT = {"type": "json_schema", "name": "answer", "schema": YES_OR_NO}
+_FUNCTION = {"type": "function", "name": "get_weather", "parameters": CITY}
+
+_MESSAGE = {"type": "message", "role": "user", "content": "Hello!"}
+
+RESPONSES = {
+    ("createResponse", "POST /v1/responses"): Operation(
+        "Create the next response of a conversation. Images and recordings are for models that take them (--mmproj); a"
+        " body with them may have up to --max-chat-bytes bytes. Tools that OpenAI's service would run itself are"
+        " ignored, with a line in the log. A stream without other events has response.in_progress every 15 seconds.",
+        streamed(
+            reply_schemas.Response,
+            reply_schemas.ResponseEvent,
+            "Each event has a name, which is the type of the JSON object in its data. Items follow one another. The"
+            " last event has the whole response: completed, incomplete or failed.",
+            CAPPED,
+        ),
+        takes(
+            schemas.ResponseRequest,
+            plain=_PLAIN,
+            streamed={**_PLAIN, "instructions": "Be brief.", "input": _INPUT, **_LOGPROBS, "stream": True},
+            json={"input": SKY, "max_output_tokens": 32, "temperature": 0, "text": {"format": _FORMAT}},
+            tool={"input": WEATHER, "temperature": 0, "tools": [_FUNCTION], "tool_choice": "required"},
+        ),
+    ),
+    ("connectResponses", "GET /v1/responses"): websocket(
+        "WebSocket: responses one after another. OpenAI's WebSocket mode: text messages, each one JSON object. Each"
+        " message of the client's (x-client-message) is a body of POST /v1/responses and asks for a response, whose"
+        " events come as messages (x-server-message); one that comes meanwhile waits. previous_response_id may name a"
+        " response of this connection that isn't stored, as long as those take up to 2 MiB, the latest last; where what"
+        " follows fails, it is forgotten. Closing the connection cancels the response. A message may have up to"
+        " --max-chat-bytes bytes. Not through relays.",
+        (websocket_schemas.ResponseCreate, websocket_schemas.ResponseServerMessage),
+        ERRORS.error,
+    ),
+    ("countResponseTokens", "POST /v1/responses/input_tokens"): Operation(
+        "Count the tokens of a prompt. Takes a body of /v1/responses, whose other fields are checked and have no"
+        " effect.",
+        reply_schemas.CountResponseTokensReply,
+        takes(schemas.ResponseRequest, plain={"input": COLOURS}),
+    ),
+    ("compactConversation", "POST /v1/responses/compact"): Operation(
+        "Compact a conversation. The model writes a summary of the conversation, in at most 2048 tokens (a longer one"
+        " is truncated). The output is the input of the next request, and new items follow it: the user's latest"
+        " messages, up to 16 KiB as JSON, and the summary. All else is left out: send the instructions anew. Nothing is"
+        " stored.",
+        Reply("OK", reply_schemas.CompactionReply, headers=CAPPED),
+        takes(schemas.CompactionRequest, plain={"input": _INPUT}),
+    ),
+    ("getResponse", "GET /v1/responses/{response_id}"): Operation(
+        "Get a stored response. Responses are stored in memory for an hour, or in the folder --store for --store-age;"
+        " up to an eighth of --store-bytes for a key or an address, of which the oldest are evicted first. Through a"
+        " relay, the relay stores them, in memory.",
+        reply_schemas.Response,
+    ),
+    ("deleteResponse", "DELETE /v1/responses/{response_id}"): Operation(
+        "Delete a stored response. A response that still runs in the background is cancelled.",
+        reply_schemas.DeleteResponseReply,
+    ),
+    ("listInputItems", "GET /v1/responses/{response_id}/input_items"): Operation(
+        "List the input items of a response. One page at a time, the latest first.",
+        reply_schemas.ListItemsReply,
+        parameters=kept_schemas.ItemsQuery,
+    ),
+    ("cancelResponse", "POST /v1/responses/{response_id}/cancel"): Operation(
+        "Cancel a background response. The output so far is kept. A response that has ended is not changed. A body is"
+        " ignored.",
+        reply_schemas.Response,
+    ),
 }
 
+CONVERSATIONS = {
+    ("createConversation", "POST /v1/conversations"): Operation(
+        "Begin a conversation. Its items precede those of a request to /v1/responses that names it, and these and the"
+        " answer's are added to it once the response is completed or incomplete. Conversations are stored as responses"
+        " are, and for as long after their last change.",
+        reply_schemas.ConversationReply,
+        takes(kept_schemas.ConversationRequest, empty={}, begun={"items": [_MESSAGE], "metadata": {"topic": "thanks"}}),
+    ),
+    ("getConversation", "GET /v1/conversations/{conversation_id}"): Operation(
+        "Get a conversation", reply_schemas.ConversationReply
+    ),
+    ("updateConversation", "POST /v1/conversations/{conversation_id}"): Operation(
+        "Change a conversation's metadata",
+        reply_schemas.ConversationReply,
+        takes(kept_schemas.ConversationUpdate, plain={"metadata": {"topic": "farewells"}}),
+    ),
+    ("deleteConversation", "DELETE /v1/conversations/{conversation_id}"): Operation(
+        "Delete a conversation. Its items are deleted too; responses that went on with it stay.",
+        reply_schemas.DeleteConversationReply,
+    ),
+    ("listConversationItems", "GET /v1/conversations/{conversation_id}/items"): Operation(
+        "List the items of a conversation. One page at a time, the latest first. Each item has all that is stored of"
+        " it: include has no effect.",
+        reply_schemas.ListItemsReply,
+        parameters=kept_schemas.ItemsQuery,
+    ),
+    ("addConversationItems", "POST /v1/conversations/{conversation_id}/items"): Operation(
+        "Add items to a conversation. Up to 20 at a time, 4096 in all, and a quarter of what a key or an address may"
+        " store. An item whose id is taken gets another.",
+        reply_schemas.ListItemsReply,
+        takes(kept_schemas.ConversationItems, plain={"items": [_MESSAGE]}),
+    ),
+    ("getConversationItem", "GET /v1/conversations/{conversation_id}/items/{item_id}"): Operation(
+        "Get an item of a conversation", reply_schemas.KeptItem
+    ),
+    ("deleteConversationItem", "DELETE /v1/conversations/{conversation_id}/items/{item_id}"): Operation(
+        "Delete an item of a conversation. The reply is the conversation.", reply_schemas.ConversationReply
+    ),
+}
 
-def _of_one(
-    name: str, summary: str, about: str, reply: Described = Response, query: Sequence[Parameter] = ()
-) -> Operation:
-    """An operation with a response that is kept."""
-    parameters = (Parameter("response_id", "path"), *query)
-    return Operation(name, summary, about, {"200": Reply("OK", json=reply)}, parameters=parameters)
-
-
-REFERENCE = Reference(
-    "Responses",
-    "OpenAI's Responses API.",
-    ERRORS,
-    {
-        ("POST", "/v1/responses"): Operation(
-            "createResponse",
-            "Create the next response of a conversation",
-            "Also at /responses, as in llama-server. Fields that are not listed are ignored. Images and recordings are "
-            "for models that take them (--mmproj); a body with them may have up to --max-chat-bytes bytes. Tools that"
-            " OpenAI's service would run itself are ignored, with a line in the log. A stream without other events"
-            " has response.in_progress every 15 seconds.",
-            body=Body(ResponseRequest, _EXAMPLES),
-            replies={
-                "200": Reply(
-                    'The whole response, or with `"stream": true` its events.',
-                    json=Response,
-                    events=(
-                        ResponseEvent,
-                        "Each event has a name, which is the type of the JSON object in its data (x-event). Items"
-                        " follow one another. The last event has the whole response: completed, incomplete or failed.",
-                    ),
-                    headers={"x-umaserve-max-tokens": MAX_TOKENS},
-                )
-            },
-        ),
-        ("GET", "/v1/responses"): Operation(
-            "connectResponses",
-            "WebSocket: responses one after another",
-            "Also at /responses. OpenAI's WebSocket mode: text messages, each one JSON object. Each message of the "
-            "client's (x-client-message) is a body of POST /v1/responses and asks for a response, whose events come as "
-            "messages (x-server-message); one that comes meanwhile waits. previous_response_id may name a response of "
-            "this connection that isn't stored, as long as those take up to 2 MiB, the latest last; where what follows "
-            "fails, it is forgotten. Closing the connection cancels the response. A message may have up to "
-            "--max-chat-bytes bytes. Not through relays.",
-            parameters=HANDSHAKE,
-            replies=upgraded(
-                ERRORS.error, also={"x-client-message": ResponseCreate, "x-server-message": ResponseServerMessage}
-            ),
-        ),
-        ("POST", "/v1/responses/input_tokens"): Operation(
-            "countResponseTokens",
-            "Count the tokens of a prompt",
-            "Also at /responses/input_tokens, as in llama-server. Takes a body of /v1/responses, whose other fields are"
-            " checked and have no effect.",
-            body=Body(ResponseRequest, {"plain": {"input": _COLOURS}}),
-            replies={"200": Reply("OK", json=CountResponseTokensReply)},
-        ),
-        ("POST", "/v1/responses/compact"): Operation(
-            "compactConversation",
-            "Compact a conversation",
-            "The model writes a summary of the conversation, in at most 2048 tokens (a longer one is truncated). The"
-            " output is the input of the next request, and new items follow it: the user's latest messages, up to 16"
-            " KiB as JSON, and the summary. All else is left out: send the instructions anew. Nothing is stored. Fields"
-            " that are not listed are ignored.",
-            body=Body(
-                CompactionRequest,
-                {
-                    "plain": {
-                        "input": [
-                            {"role": "user", "content": "Name a colour."},
-                            {"role": "assistant", "content": "Blue."},
-                        ]
-                    }
-                },
-            ),
-            replies={
-                "200": Reply("OK", json=CompactionReply, headers={"x-umaserve-max-tokens": MAX_TOKENS}),
-            },
-        ),
-        ("GET", "/v1/responses/{response_id}"): _of_one(
-            "getResponse",
-            "Get a stored response",
-            "Responses are stored in memory for an hour, or in the folder --store for --store-age; up to an eighth of"
-            " --store-bytes for a key or an address, of which the oldest are evicted first. Through a relay, the relay"
-            " stores them, in memory.",
-        ),
-        ("DELETE", "/v1/responses/{response_id}"): _of_one(
-            "deleteResponse",
-            "Delete a stored response",
-            "A response that still runs in the background is cancelled.",
-            DeleteResponseReply,
-        ),
-        ("GET", "/v1/responses/{response_id}/input_items"): _of_one(
-            "listInputItems",
-            "List the input items of a response",
-            "One page at a time, the latest first.",
-            ListItemsReply,
-            query_of(ItemsQuery),
-        ),
-        ("POST", "/v1/responses/{response_id}/cancel"): _of_one(
-            "cancelResponse",
-            "Cancel a background response",
-            "The output so far is kept. A response that has ended is not changed. A body is ignored.",
-        ),
-        **CONVERSATIONS,
-    },
-)
+REFERENCE = Reference("Responses", "OpenAI's Responses API.", ERRORS, RESPONSES | CONVERSATIONS)

@@ -17,7 +17,8 @@ from umaserve.dialects.openai import models as openai
 from umaserve.dialects.reference import document
 from umaserve.http.connection import JSON, HttpConnection, Serve
 from umaserve.relay.http.intake import ANTHROPIC_HEADER, Intake
-from umaserve.relay.http.reference import FRAME, REFERENCE
+from umaserve.relay.http.reference import FRAME, REFERENCES
+from umaserve.relay.http.relayed import ALIASES
 from umaserve.relay.pool.accounts import Accounts
 from umaserve.relay.pool.pool import Pool
 from umaserve.wire.http_head import Request
@@ -30,7 +31,7 @@ PROBES = ("/health", "/health/live", "/health/ready")
 @functools.cache
 def openapi() -> bytes:
     """The OpenAPI document of the relay."""
-    return orjson.dumps(document(FRAME, [REFERENCE]))
+    return orjson.dumps(document(FRAME, REFERENCES, {**ALIASES, "/models": MODELS}))
 
 
 class Pages:

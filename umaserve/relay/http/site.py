@@ -22,8 +22,9 @@ from umaserve.net.loop import Loop
 from umaserve.relay.http.admin import Admin
 from umaserve.relay.http.conversation import Conversation
 from umaserve.relay.http.exchange import RelayExchange
-from umaserve.relay.http.intake import ANTHROPIC_HEADER, FORM_PATHS, MESSAGES, SHOW, SPEECH, Intake
+from umaserve.relay.http.intake import ANTHROPIC_HEADER, FORM_PATHS, MESSAGES, Intake
 from umaserve.relay.http.pages import PROBES, Pages
+from umaserve.relay.http.relayed import ANTHROPIC_PATHS, CONVERSATIONS, RELAYED
 from umaserve.relay.http.responses import RESPONSES, Responses
 from umaserve.relay.http.tools import Tools
 from umaserve.relay.http.worker_link import LinkLimits, WorkerLink
@@ -39,34 +40,6 @@ CONNECT = "/v1/worker/connect"
 ADMIN = "/admin/"
 OLLAMAS = "/api/"
 MCP = "/mcp"
-ANTHROPIC_PATHS = frozenset((MESSAGES, f"{MESSAGES}/count_tokens"))
-RELAYED = frozenset(
-    (
-        *ANTHROPIC_PATHS,
-        *RESPONSES,
-        "/v1/chat/completions",
-        "/v1/chat/completions/input_tokens",
-        "/v1/completions",
-        "/v1/embeddings",
-        "/api/chat",
-        "/api/generate",
-        "/api/embed",
-        "/api/embeddings",
-        SHOW,
-        "/chat/completions",
-        "/chat/completions/input_tokens",
-        "/completion",
-        "/completions",
-        "/infill",
-        "/embedding",
-        "/embeddings",
-        "/tokenize",
-        "/detokenize",
-        SPEECH,
-        *FORM_PATHS,
-    )
-)
-CONVERSATIONS = frozenset(("/generate", "/ws/chat"))
 MAX_BODIES, SMALL_BYTES = 16, 1024 * 1024
 """The memory for bodies and messages that are being received or wait for an answer, in bodies of the largest size. The
 first ``SMALL_BYTES`` of each are not counted."""
