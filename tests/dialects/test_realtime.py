@@ -22,6 +22,7 @@ from umaserve.core.events import Finished, FinishReason, Usage, VoiceInfo
 from umaserve.core.requests import Generate, Image, Sound
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.realtime import conversation
+from umaserve.dialects.realtime.ahead import Drop, WarmUp
 from umaserve.dialects.realtime.answer import Answer
 from umaserve.dialects.realtime.schemas import RealtimeFormat
 from umaserve.dialects.realtime.session import MAX_ANSWERS, RealtimeSession, Start, Step, Stop
@@ -46,6 +47,9 @@ class Talk:
     def __init__(self, *, speaks: bool = False, **settings: Any) -> None:
         self.session = RealtimeSession(own_facts(speaks=speaks), "", settings)
         self.starts: list[Start] = []
+        self.warmed: dict[str, Generate] = {}
+        """The warm-ups that go on, by their ids."""
+        self.drops: list[Drop] = []
         self.events: list[dict[str, Any]] = []
         self.tell([self.session.opened()])
 
@@ -56,6 +60,11 @@ class Talk:
             match step:
                 case Start():
                     self.starts.append(step)
+                case WarmUp():
+                    self.warmed[step.id] = step.request
+                case Drop():
+                    self.drops.append(step)
+                    del self.warmed[step.id]
                 case Stop():
                     told += self.tell(self.session.cancelled(step, USAGE))
                 case event:

@@ -15,11 +15,12 @@ from routes import MODEL_INFO, listed
 
 from tests.dialects.test_realtime import USAGE, Talk, kinds
 from umaserve.core.errors import Fault, RequestError
-from umaserve.core.events import Finished, FinishReason, Token
-from umaserve.core.requests import Generate, Sound
+from umaserve.core.events import Finished, FinishReason, ModelState, Token
+from umaserve.core.requests import Generate, Priority, Sound
+from umaserve.dialects.realtime.ahead import Ahead, Drop
 from umaserve.dialects.realtime.session import Write
 from umaserve.dialects.realtime.settings import TurnDetection
-from umaserve.dialects.realtime.turns import Change, TurnDetector
+from umaserve.dialects.realtime.turns import Change, Sign, TurnDetector
 
 RATE = 24_000
 MANUAL = {"audio": {"input": {"turn_detection": None}}}
@@ -48,6 +49,7 @@ class Listening(Talk):
         models = [listed(MODEL_INFO, takes=("audio",) if own else ())]
         models += [listed(EARS, default=False, takes=("audio",))] if other else []
         self.session._facts = replace(self.session._facts, models=lambda: models)
+        self.session._ahead = Ahead(self.session._facts, "")
 
     def tell(self, steps: Any) -> list[dict[str, Any]]:
         def others() -> Any:
@@ -84,7 +86,19 @@ def test_speech_begins_and_ends_wherever_the_sound_is_cut(cut: int) -> None:
     detector = TurnDetector(RATE, DETECTION)
     parts = [samples[i : i + cut] for i in range(0, len(samples), cut)]
     changes = [change for part in parts for change in detector.push(part)]
-    assert changes == [Change(True, 600), Change(False, 1900)]
+    assert changes == [Change(Sign.BEGINS, 600), Change(Sign.PAUSES, 1600), Change(Sign.ENDS, 1900)]
+
+
+def test_a_pause_that_is_long_enough_is_told_and_that_speech_goes_on() -> None:
+    detector = TurnDetector(RATE, DETECTION)
+    assert [*detector.push(np.concatenate([tone(200), tone(180, 0.0), tone(200)]))] == [Change(Sign.BEGINS, 0)]
+    changes = [*detector.push(np.concatenate([tone(400, 0.0), tone(100), tone(200, 0.0)]))]
+    assert changes == [Change(Sign.PAUSES, 780), Change(Sign.GOES_ON, 1000), Change(Sign.PAUSES, 1280)]
+    detector = TurnDetector(RATE, replace(DETECTION, silence_ms=200))
+    assert [change.sign for change in detector.push(np.concatenate([tone(200), tone(400, 0.0)]))] == [
+        Sign.BEGINS,
+        Sign.ENDS,
+    ]
 
 
 def test_what_is_short_or_quiet_is_no_speech() -> None:
@@ -96,15 +110,22 @@ def test_what_is_short_or_quiet_is_no_speech() -> None:
 def test_speech_goes_on_while_it_gets_quieter() -> None:
     detector = TurnDetector(RATE, replace(DETECTION, silence_ms=100))
     sounds = [tone(200), tone(400, 0.0105), tone(200)]
-    assert [*detector.push(np.concatenate(sounds))] == [Change(True, 0)]
-    assert len([*detector.push(tone(400, 0.005))]) == 1
+    assert [*detector.push(np.concatenate(sounds))] == [Change(Sign.BEGINS, 0)]
+    assert [change.sign for change in detector.push(tone(400, 0.005))] == [Sign.ENDS]
 
 
 @given(st.lists(st.tuples(st.integers(1, 700), st.floats(0, 1)), max_size=8), st.floats(0, 1))
-def test_beginnings_and_ends_alternate(parts: list[tuple[int, float]], threshold: float) -> None:
-    detector = TurnDetector(RATE, replace(DETECTION, threshold=threshold, silence_ms=100))
+def test_each_sign_follows_one_that_it_may(parts: list[tuple[int, float]], threshold: float) -> None:
+    detector = TurnDetector(RATE, replace(DETECTION, threshold=threshold, silence_ms=300))
     changes = [change for ms, level in parts for change in detector.push(tone(ms, level))]
-    assert [change.speaking for change in changes] == [i % 2 == 0 for i in range(len(changes))]
+    following = {
+        Sign.ENDS: {Sign.BEGINS},
+        Sign.BEGINS: {Sign.PAUSES},
+        Sign.PAUSES: {Sign.GOES_ON, Sign.ENDS},
+        Sign.GOES_ON: {Sign.PAUSES},
+    }
+    signs = [Sign.ENDS, *(change.sign for change in changes)]
+    assert all(after in following[before] for before, after in itertools.pairwise(signs))
     assert all(one.at_ms <= other.at_ms for one, other in itertools.pairwise(changes))
 
 
@@ -122,8 +143,8 @@ def test_a_turn_becomes_an_item_and_is_answered() -> None:
     ]
     assert (told[0]["audio_start_ms"], told[1]["audio_end_ms"]) == (300, 1900)
     assert len({event["item_id"] for event in told[:3]} | {told[3]["item"]["id"]}) == 1
-    # The speech with what belongs before it, as 32-bit samples.
-    assert heard(talk.starts[-1].request) == [4 * RATE * 1600 // 1000]
+    # The speech with what belongs before it, until the pause that was its end, as 32-bit samples.
+    assert heard(talk.starts[-1].request) == [4 * RATE * 1300 // 1000]
 
 
 def test_speech_stops_the_answer() -> None:
@@ -255,3 +276,83 @@ def test_what_is_left_to_play_is_dropped() -> None:
     told = talk.send("output_audio_buffer.clear")
     assert kinds(told)[-2:] == ["response.done", "output_audio_buffer.cleared"]
     assert told[-1]["response_id"] == answer.id
+
+
+# -- what is warmed up while the user speaks ----------------------------------------------------------------------
+
+
+def test_the_conversation_is_warmed_up_when_speech_begins_and_the_sound_in_each_pause() -> None:
+    talk = Listening(own=True, instructions="Be brief.")
+    talk.append(pcm(tone(300)))
+    (before,) = talk.warmed.values()
+    assert isinstance(before.prompt, tuple)
+    assert [(turn.role, turn.content) for turn in before.prompt] == [("system", "Be brief."), ("user", "")]
+    assert (before.max_tokens, before.priority, before.add_generation_prompt) == (1, Priority.BACKGROUND, False)
+    talk.append(pcm(tone(250, 0.0)))
+    first = [id_ for id_ in talk.warmed if id_ != before.id]
+    assert len(first) == 1
+    # Speech goes on: what it was until then is not the question.
+    talk.append(pcm(tone(300)))
+    assert talk.drops == [Drop(first[0], answering=False)]
+    told = talk.append(pcm(tone(250, 0.0)))
+    assert not told
+    (sound,) = [request for id_, request in talk.warmed.items() if id_ != before.id]
+    talk.append(pcm(tone(400, 0.0)))
+    assert talk.drops[1:] == [Drop(before.id, answering=True), Drop(sound.id, answering=True)]
+    asked = talk.starts[-1].request
+    assert sound == replace(asked, id=sound.id, max_tokens=1, priority=Priority.BACKGROUND)
+
+
+def test_the_sound_is_left_to_a_model_that_hears() -> None:
+    talk = Listening(other=True)
+    talk.append(SPEECH)
+    assert len(talk.drops) == 1
+    assert talk.writes
+
+
+def test_nothing_is_warmed_up_where_no_answer_follows() -> None:
+    detection = {"type": "server_vad", "create_response": False}
+    talk = Listening(own=True, audio={"input": {"turn_detection": detection}})
+    talk.append(SPEECH)
+    assert not talk.drops
+    detection = {"type": "server_vad", "interrupt_response": False}
+    talk = Listening(own=True, audio={"input": {"turn_detection": detection}})
+    talk.append(SPEECH)
+    n_drops = len(talk.drops)
+    talk.append(SPEECH)
+    assert len(talk.drops) == n_drops, "while an answer is given"
+
+
+def test_a_noise_loads_no_model() -> None:
+    talk = Listening(own=True)
+    unloaded = listed(MODEL_INFO, takes=("audio",), state=ModelState.UNLOADED)
+    talk.session._facts = replace(talk.session._facts, models=lambda: [unloaded])
+    talk.session._ahead = Ahead(talk.session._facts, "")
+    talk.append(SPEECH)
+    assert not talk.drops
+    assert talk.starts
+
+
+@pytest.mark.parametrize("kind", ["input_audio_buffer.clear", "input_audio_buffer.commit"])
+def test_a_warm_up_is_dropped_with_its_sound(kind: str) -> None:
+    talk = Listening(own=True)
+    talk.append(pcm(tone(300), tone(250, 0.0)))
+    assert len(talk.warmed) == 2
+    talk.send(kind)
+    assert not talk.warmed
+    assert not any(drop.answering for drop in talk.drops)
+
+
+def test_the_pauses_of_long_speech_are_no_warm_up() -> None:
+    talk = Listening(own=True)
+    talk.append(pcm(tone(29_000), tone(250, 0.0)))
+    assert len(talk.warmed) == 2
+    talk.append(pcm(tone(2000), tone(250, 0.0)))
+    assert len(talk.warmed) == 1
+
+
+def test_a_conversation_that_is_too_long_is_told_by_its_answer_alone() -> None:
+    talk = Listening(own=True, instructions="a" * 2001)
+    told = talk.append(SPEECH)
+    assert not talk.drops
+    assert [event["type"] for event in told if event["type"] == "error"] == ["error"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import openai
@@ -16,29 +16,47 @@ from openai.resources.realtime.realtime import RealtimeConnection
 
 pytest.importorskip("hibari", reason="hibari-tts is not installed")
 
+from umaserve.access.keys import KeyFile
 from umaserve.speech.hibari_voice import HibariVoice
 
 RATE = 24_000
 SILENCE = bytes(2 * RATE)
+AUDIBLE = 0.003
 PACKET = 2 * RATE // 50
 """Bytes of 20 ms, as a microphone sends them."""
 
 
+class Keys(NamedTuple):
+    """A file of keys, and two of them."""
+
+    path: str
+    free: str
+    limited: str
+    """One request a minute."""
+
+
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    path = str(tmp_path_factory.mktemp("keys") / "keys.json")
+    file = KeyFile(path, missing_ok=True)
+    return Keys(path, file.add("free"), file.add("limited", requests_per_minute=1))
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory, keys: Keys) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("daemon")
     projector = projectors.audio(folder / "mmproj.gguf")
     flags = ("--http", "127.0.0.1:0", "--mmproj", str(projector), "--n-ctx", "2048", "--max-tokens", "40")
-    daemon = Daemon(folder, *flags, env={"UMA_THREADS": "1"})
+    daemon = Daemon(folder, *flags, "--api-keys", keys.path, env={"UMA_THREADS": "1"})
     yield daemon
     assert daemon.stop() == 0, daemon.logs
     assert "Traceback" not in daemon.logs, daemon.logs
 
 
 @pytest.fixture
-def talk(daemon: Daemon) -> Iterator[RealtimeConnection]:
+def talk(daemon: Daemon, keys: Keys) -> Iterator[RealtimeConnection]:
     with (
-        openai.OpenAI(base_url=f"http://{daemon.http}/v1", api_key="none", max_retries=0) as client,
+        openai.OpenAI(base_url=f"http://{daemon.http}/v1", api_key=keys.free, max_retries=0) as client,
         client.realtime.connect(model="default") as talk,
     ):
         assert talk.recv().type == "session.created"
@@ -49,7 +67,8 @@ def talk(daemon: Daemon) -> Iterator[RealtimeConnection]:
 def question() -> bytes:
     """A spoken question, with silence on both sides."""
     samples = HibariVoice().speak("How are you today, my friend?")
-    return SILENCE + (samples * 32767).astype("<i2").tobytes() + SILENCE
+    loud = np.flatnonzero(np.abs(samples) >= AUDIBLE)
+    return SILENCE + (samples[: int(loud[-1]) + 1] * 32767).astype("<i2").tobytes() + SILENCE
 
 
 def until(talk: RealtimeConnection, kind: str) -> list[Any]:
@@ -147,3 +166,64 @@ def test_the_model_hears_what_is_committed(talk: RealtimeConnection, question: b
     (retrieved,) = until(talk, "conversation.item.retrieved")
     heard = np.frombuffer(base64.b64decode(retrieved.item.content[0].audio), "<i2")
     assert np.array_equal(heard, np.frombuffer(question, "<i2"))
+
+
+def left_of(usage: Any) -> int:
+    """The tokens of the prompt that the answer had to compute."""
+    left: int = usage.input_tokens - usage.input_token_details.cached_tokens
+    return left
+
+
+INSTRUCTIONS = "You keep a lighthouse. " + " ".join(f"On day {day} a ship came by." for day in range(1, 31))
+
+
+def test_the_prompt_is_computed_before_the_turn_has_ended(
+    talk: RealtimeConnection, daemon: Daemon, question: bytes
+) -> None:
+    update(talk, output_modalities=["text"], instructions=INSTRUCTIONS)
+    until_speech_ends = len(question) - len(SILENCE)
+    pause = until_speech_ends + 300 * 2 * RATE // 1000
+    stream(talk, question[:pause])
+    # Whatever was sent before this is answered has been heard.
+    update(talk)
+    before = daemon.wait_until_quiet()
+    stream(talk, question[pause:])
+    usage = until(talk, "response.done")[-1].response.usage
+    assert usage.input_tokens > 300
+    assert left_of(usage) == 1
+    assert daemon.metrics()["media_chunks_encoded_total"] == before["media_chunks_encoded_total"]
+
+
+def test_the_conversation_is_computed_while_the_user_speaks(
+    talk: RealtimeConnection, daemon: Daemon, question: bytes
+) -> None:
+    # Silence that is no longer than a pause ends the turn at once: the sound is left.
+    detection = {"type": "server_vad", "silence_duration_ms": 200}
+    update(
+        talk,
+        output_modalities=["text"],
+        instructions=f"Be quick. {INSTRUCTIONS}",
+        audio={"input": {"turn_detection": detection}},
+    )
+    began = len(SILENCE) + 300 * 2 * RATE // 1000
+    stream(talk, question[:began])
+    update(talk)
+    daemon.wait_until_quiet()
+    stream(talk, question[began:])
+    usage = until(talk, "response.done")[-1].response.usage
+    assert usage.input_tokens > 300
+    assert projectors.FRAMES // 2 // projectors.STACKED <= left_of(usage) < 30
+
+
+def test_whose_requests_are_limited_has_them_all_for_answers(daemon: Daemon, keys: Keys, question: bytes) -> None:
+    before = daemon.metrics()["sessions_total"]
+    with (
+        openai.OpenAI(base_url=f"http://{daemon.http}/v1", api_key=keys.limited, max_retries=0) as client,
+        client.realtime.connect(model="default") as talk,
+    ):
+        assert talk.recv().type == "session.created"
+        update(talk, output_modalities=["text"], instructions=f"Be kind. {INSTRUCTIONS}")
+        stream(talk, question)
+        usage = until(talk, "response.done")[-1].response.usage
+    assert left_of(usage) > 300
+    assert daemon.metrics()["sessions_total"] == before + 1

@@ -12,9 +12,11 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Output, Usage
 from umaserve.daemon.connection import Lost
 from umaserve.daemon.http.realtime_answer import AnswerExchange, TranscriptExchange
+from umaserve.daemon.http.realtime_warm_up import WarmUpExchange
 from umaserve.daemon.http.websocket import WebSocketConnection
 from umaserve.daemon.services import Services
 from umaserve.dialects.dialect import Reply
+from umaserve.dialects.realtime.ahead import Drop, WarmUp
 from umaserve.dialects.realtime.answer import Answer, Event
 from umaserve.dialects.realtime.listening import Transcript
 from umaserve.dialects.realtime.session import RealtimeSession, Start, Step, Stop, Write
@@ -45,8 +47,8 @@ class RealtimeConnection(WebSocketConnection):
         self._session = session
         self._kept = services.input_budget.share(None)
         """What the conversation takes, while the connection's own share counts what comes."""
-        self._running: dict[str, AnswerExchange | TranscriptExchange] = {}
-        """By the ids of their answers and transcripts."""
+        self._running: dict[str, AnswerExchange | TranscriptExchange | WarmUpExchange] = {}
+        """By the ids of their answers, transcripts and warm-ups."""
         self._send(session.opened())
 
     # -- from the channel ----------------------------------------------------------------------------------------
@@ -84,6 +86,10 @@ class RealtimeConnection(WebSocketConnection):
                     self._stop(step)
                 case Write():
                     self._write(step)
+                case WarmUp():
+                    self._warm_up(step)
+                case Drop():
+                    self._drop(step)
                 case event:
                     self._send(event)
         self._kept.keep(self._session.held_bytes)
@@ -116,6 +122,30 @@ class RealtimeConnection(WebSocketConnection):
     def _end_transcript(self, transcript: Transcript, events: Iterator[Event]) -> None:
         self._running.pop(transcript.id, None)
         self._do(self._session.written(transcript, events))
+
+    def _warm_up(self, step: WarmUp) -> None:
+        limits = self._caller.limits
+        own = None if limits is None else limits.requests_per_minute
+        if self._services.config.rate_requests if own is None else own:
+            return  # It would count, and leave fewer for answers.
+
+        def over() -> None:
+            self._running.pop(step.id, None)
+
+        exchange = WarmUpExchange(self._services, self._caller, over, self.abort)
+        try:
+            self._renew()
+            exchange.start(step.request)
+        except RequestError:
+            # Nobody has asked for it, and whoever asks for the answer is told.
+            exchange.abandon()
+        else:
+            self._running[step.id] = exchange
+
+    def _drop(self, step: Drop) -> None:
+        exchange = self._running.get(step.id)
+        if isinstance(exchange, WarmUpExchange):
+            exchange.drop(answering=step.answering)
 
     def _renew(self) -> None:
         """See what the key grants by now; raises ``RequestError`` where it is no longer valid."""

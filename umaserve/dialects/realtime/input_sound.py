@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.dialects.realtime.settings import SessionSettings
-from umaserve.dialects.realtime.turns import START_FRAMES, TurnDetector
+from umaserve.dialects.realtime.turns import START_FRAMES, Sign, TurnDetector
 from umaserve.wire.fields import out_of_range
 
 MAX_BYTES = 16 << 20
 """Bytes that wait for a commit."""
 LEAST_MS = 100
 """The shortest sound that may be committed, as in OpenAI's service."""
+MAX_PAUSED_MS = 30_000
+"""The longest speech whose pauses are told: in each of them, all of it would be encoded again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,28 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """Speech pauses, and may have ended: its ``sound`` so far, with what belongs to it before."""
+
+    sound: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WentOn:
+    """Speech goes on after a pause."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """Speech has ended: its ``sound``, with what belongs to it before."""
 
     at_ms: int
     sound: bytes
+    paused_at: int
+    """Bytes of it that were there in the pause that was the end."""
+
+
+Heard = Began | Paused | WentOn | Ended
 
 
 class InputSound:
@@ -44,6 +63,8 @@ class InputSound:
         self._begin_ms = begin_ms
         self._dropped = 0
         """Bytes from ``begin_ms`` on that are in the buffer no more."""
+        self._paused_at: int | None = None
+        """Where speech pauses in the buffer, if it does."""
         turns = self.settings.turns
         self._detector = None if turns is None else TurnDetector(self._of.rate, turns)
 
@@ -64,7 +85,7 @@ class InputSound:
         """The time of the last sample."""
         return self._begin_ms + self._of.ms(self._dropped + len(self._buffer))
 
-    def append(self, sound: bytes) -> Iterator[Began | Ended]:
+    def append(self, sound: bytes) -> Iterator[Heard]:
         """Take the next sound; raises ``RequestError`` if there is too much."""
         if len(self._buffer) + len(sound) > MAX_BYTES:
             raise out_of_range("audio", f"at most {MAX_BYTES} bytes before a commit", "more")
@@ -73,13 +94,22 @@ class InputSound:
         if detector is None or turns is None:
             return
         for change in detector.push(self._of.samples(sound)):
-            if change.speaking:
-                begin_ms = max(self._of.ms(self._dropped), change.at_ms - turns.prefix_padding_ms)
-                self._drop_until(begin_ms)
-                yield Began(self._begin_ms + begin_ms)
-            else:
-                speech = self._taken(change.at_ms)
-                yield Ended(self._begin_ms + change.at_ms, speech)
+            match change.sign:
+                case Sign.BEGINS:
+                    begin_ms = max(self._of.ms(self._dropped), change.at_ms - turns.prefix_padding_ms)
+                    self._drop_until(begin_ms)
+                    yield Began(self._begin_ms + begin_ms)
+                case Sign.PAUSES:
+                    self._paused_at = self._place(change.at_ms)
+                    if self._of.ms(self._paused_at) <= MAX_PAUSED_MS:
+                        yield Paused(bytes(self._buffer[: self._paused_at]))
+                case Sign.GOES_ON:
+                    self._paused_at = None
+                    yield WentOn()
+                case Sign.ENDS:
+                    speech, paused_at = self._taken(change.at_ms), self._paused_at
+                    self._paused_at = None
+                    yield Ended(self._begin_ms + change.at_ms, speech, len(speech) if paused_at is None else paused_at)
         if not detector.speaking:
             # All that may still belong to speech: the frames that have not been enough, and what comes before them.
             self._drop_until(detector.at_ms - turns.prefix_padding_ms - 20 * START_FRAMES)

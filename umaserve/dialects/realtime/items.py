@@ -77,6 +77,8 @@ class SoundPart:
     transcript: str | None = None
     heard: bool = True
     """Whether the model gets the sound itself."""
+    until: int | None = None
+    """Bytes of it that the model gets: not the silence that tells that a turn has ended. ``None``: all."""
 
     @property
     def n_bytes(self) -> int:
@@ -88,7 +90,7 @@ class SoundPart:
 
     @property
     def media(self) -> Sound:
-        samples = self.format.samples(self.sound).astype("<f4").tobytes()
+        samples = self.format.samples(self.sound[: self.until]).astype("<f4", copy=False).tobytes()
         return Sound(memoryview(samples), self.field, self.format.rate)
 
 

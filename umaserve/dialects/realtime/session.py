@@ -12,9 +12,10 @@ from umaserve.core.events import Usage
 from umaserve.core.requests import Generate
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.openai.errors import error_fields
+from umaserve.dialects.realtime.ahead import Ahead, Drop, WarmUp
 from umaserve.dialects.realtime.answer import Answer, Event
 from umaserve.dialects.realtime.conversation import Conversation
-from umaserve.dialects.realtime.input_sound import Began, Ended, InputSound
+from umaserve.dialects.realtime.input_sound import Began, Ended, Heard, InputSound, Paused, WentOn
 from umaserve.dialects.realtime.items import Item, SoundPart, TextPart, conversation_turns, read_item
 from umaserve.dialects.realtime.listening import Transcript, hears, listed, nobody_hears, writer
 from umaserve.dialects.realtime.schemas import (
@@ -85,7 +86,7 @@ class _Waiting:
     """The request without the conversation."""
 
 
-Step = Event | Start | Stop | Write
+Step = Event | Start | Stop | Write | WarmUp | Drop
 """An event to send, or what else has to be done, in this order."""
 
 
@@ -108,6 +109,7 @@ class RealtimeSession:
         self._transcripts: dict[str, Transcript] = {}
         """Transcripts that are being made, by their ids."""
         self._input = InputSound(self._settings)
+        self._ahead = Ahead(facts, self._model)
         self._speech_id = ""
         """The id of the item that the speech which is going on becomes."""
         self._spoke = ""
@@ -175,10 +177,13 @@ class RealtimeSession:
                 for change in self._input.append(sound):
                     yield from self._heard(change)
             case RealtimeAudioCommit():
-                yield from self._commit(self._input.commit(), self._speech_id or self._facts.new_id("item_"))
+                sound = self._input.commit()
+                yield from self._ahead.end(answering=False)
+                yield from self._commit(sound, self._speech_id or self._facts.new_id("item_"))
             case RealtimeAudioClear():
                 self._input.clear()
                 self._speech_id = ""
+                yield from self._ahead.end(answering=False)
                 yield {"type": "input_audio_buffer.cleared"}
             case RealtimeOutputClear():
                 if not self._spoke:
@@ -223,7 +228,7 @@ class RealtimeSession:
 
     # -- what the user says --------------------------------------------------------------------------------------
 
-    def _heard(self, change: Began | Ended) -> Iterator[Step]:
+    def _heard(self, change: Heard) -> Iterator[Step]:
         turns = self._settings.turns
         assert turns is not None
         match change:
@@ -233,16 +238,25 @@ class RealtimeSession:
                 yield {"type": "input_audio_buffer.speech_started", **at}
                 if turns.interrupts and self._active is not None:
                     yield Stop(self._active, "turn_detected")
+                if turns.creates and self._active is None:
+                    yield from self._ahead.begin(self._settings.answers, self._conversation)
+            case Paused():
+                if turns.creates and self._active is None:
+                    part = SoundPart(change.sound, self._settings.input, "audio")
+                    yield from self._ahead.pause(self._settings.answers, self._conversation, part)
+            case WentOn():
+                yield from self._ahead.go_on()
             case Ended():
                 at = {"audio_end_ms": change.at_ms, "item_id": self._speech_id}
                 yield {"type": "input_audio_buffer.speech_stopped", **at}
-                yield from self._commit(change.sound, self._speech_id)
+                yield from self._ahead.end(answering=True)
+                yield from self._commit(change.sound, self._speech_id, change.paused_at)
                 if turns.creates and self._active is None:
                     yield from self._answer(RealtimeResponseOptions({}, "response."))
 
-    def _commit(self, sound: bytes, id_: str) -> Iterator[Step]:
+    def _commit(self, sound: bytes, id_: str, until: int | None = None) -> Iterator[Step]:
         self._speech_id = ""
-        item = Item(id_, "message", "user", [SoundPart(sound, self._settings.input, "audio")])
+        item = Item(id_, "message", "user", [SoundPart(sound, self._settings.input, "audio", until=until)])
         self._check_heard(item)
         before = self._conversation.insert(item)
         yield {"type": "input_audio_buffer.committed", "previous_item_id": before, "item_id": id_}

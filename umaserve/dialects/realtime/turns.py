@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from umaserve.dialects.realtime.sound_formats import Samples
 FRAME_MS = 20
 START_FRAMES = 3
 """Loud frames one after another that begin speech: a click is shorter."""
+PAUSE_FRAMES = 10
+"""Quiet frames one after another that may be the end: mostly longer than the silence within a word."""
 QUIETEST_DB, RANGE_DB = -60.0, 40.0
 """The level of a threshold of 0, and what is added for one of 1, in decibels below full scale: speech is mostly at -35
 to -20, and a quiet room below -50."""
@@ -20,10 +23,21 @@ HYSTERESIS_DB = 6.0
 """How much quieter speech may get and still go on: the ends of words do."""
 
 
-class Change(NamedTuple):
-    """Speech begins, or ends after the silence that tells so, at this time from the first sample on."""
+class Sign(enum.Enum):
+    """What the sound says of speech."""
 
-    speaking: bool
+    BEGINS = enum.auto()
+    PAUSES = enum.auto()
+    GOES_ON = enum.auto()
+    """After a pause."""
+    ENDS = enum.auto()
+    """After the silence that tells so, which begins as a pause where it is longer than one."""
+
+
+class Change(NamedTuple):
+    """A sign, at this time from the first sample on."""
+
+    sign: Sign
     at_ms: int
 
 
@@ -57,11 +71,15 @@ class TurnDetector:
     def _take(self, power: float) -> Iterator[Change]:
         self._frames += 1
         counts = power < self._goes_on if self.speaking else power >= self._begins
-        self._run = self._run + 1 if counts else 0
+        before, self._run = self._run, self._run + 1 if counts else 0
         if self._run == (self._silent_frames if self.speaking else START_FRAMES):
             began = self.at_ms - FRAME_MS * START_FRAMES
             self._run, self.speaking = 0, not self.speaking
-            yield Change(self.speaking, began if self.speaking else self.at_ms)
+            yield Change(Sign.BEGINS, began) if self.speaking else Change(Sign.ENDS, self.at_ms)
+        elif self.speaking and self._run == PAUSE_FRAMES:
+            yield Change(Sign.PAUSES, self.at_ms)
+        elif self.speaking and self._run == 0 and before >= PAUSE_FRAMES:
+            yield Change(Sign.GOES_ON, self.at_ms)
 
 
 def _power(level_db: float) -> float:
