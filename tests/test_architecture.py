@@ -36,11 +36,12 @@ ROOMS: dict[str, set[str]] = {
     "stages": {"sessions", "speech", "media", "dialects", "wire", "settings", "system", "core"},
     "models": {"remote", "scheduler", "kvcache", "sessions", "settings", "net", "system", "core"},
     "http": {"net", "wire", "dialects", "system", "core"},
+    "tool_servers": {"net", "sessions", "settings", "system", "core"},
     "worker": {"net", "wire", "settings", "system", "core"},
     "relay": {"http", "access", "net", "wire", "dialects", "sessions", "settings", "system", "core"},
-    "daemon": {"models", "http", "access", "stages", "worker", "dialects", "remote", "speech", "scheduler", "sessions"}
-    | {"net", "wire", "settings", "system", "core"},
-    "commands": {"client", "engine", "access", "media", "net", "wire", "settings", "system", "core"},
+    "daemon": {"models", "http", "access", "stages", "tool_servers", "worker", "dialects", "remote", "speech"}
+    | {"scheduler", "sessions", "net", "wire", "settings", "system", "core"},
+    "commands": {"client", "engine", "access", "tool_servers", "media", "net", "wire", "settings", "system", "core"},
 }
 """What each room may import of umaserve besides itself: only rooms above it in this table."""
 
@@ -48,7 +49,8 @@ FOREIGN = {
     "llama_cpp": {"engine"},
     "llguidance": {"engine"},
     "jinja2": {"engine"},
-    "socket": {"net", "system", "client", "commands", "daemon", "models", "relay", "worker", "engine", "remote"},
+    "socket": {"net", "system", "client", "commands", "daemon", "models", "relay", "worker", "engine", "remote"}
+    | {"tool_servers"},
     "ssl": {"net"},
     "selectors": {"net"},
     "resource": {"system", "media"},
@@ -58,7 +60,8 @@ FOREIGN = {
     "prometheus_client": {"core", "daemon"},
     "opentelemetry": {"net", "relay", "daemon"},
     "redis": {"relay"},
-    "asyncio": {"client"},
+    "asyncio": {"client", "tool_servers"},
+    "mcp": {"tool_servers", "commands"},
     "threading": {"system", "engine", "remote"},
     "hibari": {"speech"},
     "huggingface_hub": {"commands"},

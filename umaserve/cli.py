@@ -150,7 +150,7 @@ def _serve(arguments: Sequence[str]) -> int:
     handle_early()
     # Imported here, as what follows: no client needs it.
     from umaserve.commands import own_daemon
-    from umaserve.settings import models
+    from umaserve.settings import models, tool_servers
 
     placed = functools.partial(own_daemon.with_own_places, environ=os.environ)
     found = loaded("umaserve", "[COMMAND] [FLAGS]", _DESCRIPTION, SETTINGS, arguments, placed=placed)
@@ -160,6 +160,7 @@ def _serve(arguments: Sequence[str]) -> int:
     catalogue = read_catalogue()
     # Now rather than after minutes, and for another reason than what a service is restarted for.
     models.check_files(catalogue)
+    tools = tool_servers.read(found.file)
     from umaserve.daemon.server import Server
     from umaserve.engine.template import chat_template
     from umaserve.remote.process import EngineProcess
@@ -182,6 +183,7 @@ def _serve(arguments: Sequence[str]) -> int:
         new_engine,
         voice,
         read_catalogue,
+        tool_servers=tools,
         http_is_optional=found.origins["http"] == own_daemon.ORIGIN,
         program=own_daemon.as_typed(os.environ) if watched else "",
     ).run()

@@ -11,6 +11,7 @@ from markdown import WIDTH, explanation, listed, title
 from umaserve.settings.daemon import SETTINGS
 from umaserve.settings.models import OTHER_NAMES, OWN, PER_MODEL
 from umaserve.settings.sources import Setting
+from umaserve.settings.tool_servers import KEYS
 
 VALUES = {"http": "127.0.0.1:8080"}
 """Those that the file has otherwise than the defaults."""
@@ -22,8 +23,9 @@ HEADER = """\
 # max_tokens is --max-tokens, its variable UMA_MAX_TOKENS; where a variable has another name, it is given below.
 # --print-config prints every setting, its value, and where the value came from.
 #
-# The file has no [sections] but those of models, at its end. An unknown key is an error, and so is an unknown variable
-# that begins with UMA_, except UMA_RELAY_… and UMA_WORKER_…, which belong to umaserve relay and umaserve worker.
+# The file has no [sections] but those of models and tool servers, at its end. An unknown key is an error, and so is an
+# unknown variable that begins with UMA_, except UMA_RELAY_… and UMA_WORKER_…, which belong to umaserve relay and
+# umaserve worker.
 # Sizes are in bytes: a whole number, or a string such as "64KiB", "1MiB" or "1GiB".
 # In a flag or a variable, a list has commas between its items.
 """
@@ -44,6 +46,17 @@ A_MODEL = """\
 # idle_unload = 600               # in place of the setting above
 # preload = true                  # loaded when the daemon starts, not when it is asked for
 """
+TOOLS = (
+    "A table for each MCP server whose tools the daemon calls in answers: its name for clients, who may have its tools "
+    "called (allow: names and classes of keys), and command or url. It may also have {settings}: see docs/guide/mcp.md."
+)
+A_SERVER = """\
+#
+# [tools.notes]
+# command = ["npx", "-y", "@modelcontextprotocol/server-filesystem", "/srv/notes"]
+# allow = ["operator"]
+# only = ["read_text_file"]       # the tools that there are
+"""
 
 
 def annotated_toml() -> str:
@@ -52,7 +65,10 @@ def annotated_toml() -> str:
     for group, settings in groupby(SETTINGS.by_key.values(), lambda one: one.group):
         parts.append(f"\n\n### {title(group)}\n")
         parts += map(_annotated, settings)
-    return "".join([*parts, "\n\n### More models\n\n", _comment([_models()]), A_MODEL])
+    models = ["\n\n### More models\n\n", _comment([_models()]), A_MODEL]
+    others = listed([key for key in KEYS if key not in ("command", "url", "allow")])
+    tools = ["\n\n### Tool servers\n\n", _comment([TOOLS.format(settings=others)]), A_SERVER]
+    return "".join([*parts, *models, *tools])
 
 
 def _annotated(one: Setting) -> str:

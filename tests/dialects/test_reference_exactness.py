@@ -62,6 +62,7 @@ DIFFERENCES: dict[str, str] = {
     f"/api/(pull|show)/{BODY}/": "Ollama's client in Go sends an empty model beside a name",
     "/v1/responses.*/properties/conversation/": "conversations are kept",
     "/v1/responses.*/responses/200/.*/required$": "a response repeats both penalties",
+    "/v1/responses.*/(200/content|tool_choice|tools|input)/(.*/)?(one|any)Of$": "the daemon calls tools, too",
     "/v1/models.*/required": "the context is told of models that were never loaded, too",
     "/v1/models/get/.*/anyOf/0/properties/has_more/": "in Anthropic's form there may be another page",
     "/lora-adapters/get/.*/properties/scale/": "operators may set it",
@@ -75,7 +76,7 @@ DIFFERENCES: dict[str, str] = {
         "what comes through a relay is of the types that a daemon has there"
     ),
     "/paths//v1/responses/post/operationId$": "a relay's is called as the daemon's",
-    "/paths//(generate|ws/chat)/get/description$": "how frames are forwarded is said of the operation, not of its reply",
+    "/paths//(generate|ws/chat)/get/description$": "how frames are forwarded is told of the operation, not its reply",
     "^/paths//(completion|embedding|v1/(audio/transcriptions|chat/completions(/input_tokens)?))/post/description$": (
         "a relay's other names of these paths"
     ),

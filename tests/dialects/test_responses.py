@@ -629,7 +629,7 @@ def test_a_large_image_is_not_copied():
         ),
         (
             {"tools": TOOLS, "tool_choice": {"type": "web_search"}},
-            'tool_choice.type: expected "function" or "custom" or "allowed_tools", got "web_search"',
+            'tool_choice.type: expected "function" or "custom" or "mcp" or "allowed_tools", got "web_search"',
         ),
     ],
 )

@@ -32,6 +32,8 @@ SHOWN = {
     "from openai import OpenAI": ["(?s).{20}"],
     "from json import dumps": ["^completed", '"custom_id":"fruit"'],
     "curl http://127.0.0.1:8080/mcp": ['"jsonrpc":"2.0"', '"isError":false'],
+    "curl http://127.0.0.1:8080/v1/responses": ['"object":"response"'],
+    "cat > tools.toml": [r'only = \["read_text_file"\]'],
     "KEY=$(umaserve keys add": ['"id":"SmolLM2-135M-Instruct.Q4_1"'],
     "cat > servers.json": [r"\w+ \w+"],
     "umaserve chat --speak": [r"\w+ \w+"],

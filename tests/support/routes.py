@@ -15,8 +15,10 @@ from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.responses.kept import AllKept
 from umaserve.dialects.routes import HttpDialect, Route
+from umaserve.net.loop import Loop
 from umaserve.sessions.caller import Caller
 from umaserve.settings.daemon import Config
+from umaserve.tool_servers.servers import ToolServers
 
 MODEL_INFO = ModelInfo(
     name="small-1",
@@ -91,6 +93,7 @@ def facts(**settings: Any) -> Facts:
         speech=SimpleNamespace(voice=None),
         ref_audio=None,
         models=_LOADING,
+        tool_servers=ToolServers(Loop(), ()),
         downloads=SimpleNamespace(listed=tuple, start=None, delete=None, cancel=None),
         sessions=SimpleNamespace(running=lambda: iter(())),
         started_at=0,

@@ -25,6 +25,7 @@ from umaserve.sessions.manager import SessionManager
 from umaserve.settings.daemon import Config
 from umaserve.stages.recordings import Recordings
 from umaserve.stages.spoken import Speech
+from umaserve.tool_servers.servers import ToolServers
 
 if TYPE_CHECKING:
     from umaserve.models.registry import Models
@@ -163,6 +164,7 @@ class DaemonWorld(World):
             streams=KeptStreams(self.loop, config.resume_window, config.resume_bytes),
             models=models,
             downloads=ModelDownloads(self.loop, config, models, lambda then: then(), lambda: self.leaving),
+            tool_servers=ToolServers(self.loop, ()),
             metrics=lambda: Metrics({}),
             started_at=0,
             prometheus=lambda: b"",

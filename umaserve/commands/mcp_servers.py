@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from umaserve.commands.chat_input import ChatError, Message
+from umaserve.tool_servers.answers import MAX_TOOLS, text_of, tools_of, why
 from umaserve.wire.fields import kind_of
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 CALL_S = 300.0
 """The longest that a tool may take, in seconds."""
-MAX_TOOLS = 128
 MAX_RESULT = 64 * 1024
 """Characters of a result that the model gets."""
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
@@ -127,12 +127,12 @@ class Servers:
         tool = self.tools[name]
         called = self._portal.start_task_soon(tool.client.call_tool, tool.about.name, dict(arguments), CALL_S)
         try:
-            return _shortened(_told(called.result()))
+            return text_of(called.result(), MAX_RESULT)
         except KeyboardInterrupt:
             called.cancel()
             raise
         except Exception as error:  # Whatever a server does, the model is told, and the conversation goes on.
-            return f"The call failed: {_why(error)}"
+            return f"The call failed: {why(error)}"
 
 
 @contextlib.contextmanager
@@ -152,9 +152,9 @@ def connected(servers: Mapping[str, Server]) -> Iterator[Servers]:
                 client = stack.enter_context(
                     portal.wrap_async_context_manager(Client(_transport(server, portal, stack)))
                 )
-                listed = portal.call(_listed, client)
+                listed = portal.call(tools_of, client)
             except Exception as error:
-                raise ChatError(f"the MCP server {name} can't be used: {_why(error)}") from None
+                raise ChatError(f"the MCP server {name} can't be used: {why(error)}") from None
             for about in listed:
                 tools[_named(about.name, name, tools)] = Tool(name, client, about)
         if len(tools) > MAX_TOOLS:
@@ -179,19 +179,6 @@ def _transport(server: Server, portal: BlockingPortal, stack: contextlib.ExitSta
     return streamable_http_client(server.url, http_client=stack.enter_context(portal.wrap_async_context_manager(http)))
 
 
-async def _listed(client: Client) -> list[types.Tool]:
-    """The tools of one server, page by page."""
-    tools: list[types.Tool] = []
-    cursor = None
-    while len(tools) <= MAX_TOOLS:
-        page = await client.list_tools(cursor=cursor)
-        tools += page.tools
-        cursor = page.next_cursor
-        if cursor is None:
-            break
-    return tools
-
-
 def _named(tool: str, server: str, taken: Mapping[str, Tool]) -> str:
     """A name that no other tool has, of characters that models are given in names."""
     plain = _NOT_IN_NAMES.sub("_", tool)[:MAX_NAME]
@@ -199,23 +186,3 @@ def _named(tool: str, server: str, taken: Mapping[str, Tool]) -> str:
     if own in taken:
         raise ChatError(f"the MCP server {server} has two tools of the name {tool}")
     return own
-
-
-def _told(result: types.CallToolResult) -> str:
-    parts = [part.text if part.type == "text" else f"[{part.type}, which is not shown]" for part in result.content]
-    if not parts and result.structured_content is not None:
-        parts.append(orjson.dumps(result.structured_content).decode())
-    told = "\n".join(parts)
-    return f"The tool reports an error: {told}" if result.is_error else told
-
-
-def _shortened(text: str) -> str:
-    left = len(text) - MAX_RESULT
-    return text if left <= 0 else f"{text[:MAX_RESULT]}\n[{left} more characters are left out]"
-
-
-def _why(error: BaseException) -> str:
-    """What went wrong, of an error that may be a group of others."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return str(error) or type(error).__name__

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from umaserve.access.client_secrets import ClientSecrets
@@ -52,6 +52,7 @@ from umaserve.sessions.rates import Rates
 from umaserve.sessions.session import Session
 from umaserve.settings.models import Catalogue
 from umaserve.settings.reread import reread
+from umaserve.settings.tool_servers import ToolServer
 from umaserve.stages.recordings import Recordings
 from umaserve.system import systemd
 from umaserve.system.descriptors import raise_descriptor_limit
@@ -59,6 +60,7 @@ from umaserve.system.memory import available_bytes, resident_bytes
 from umaserve.system.missing import log_missing
 from umaserve.system.signals import Signals
 from umaserve.system.threads import SWITCH_S, ThreadWatch
+from umaserve.tool_servers.servers import ToolServers
 
 if TYPE_CHECKING:
     from umaserve.daemon.batches.batches import Batches
@@ -85,6 +87,7 @@ class Server:
         voice: RemoteVoice | None = None,
         read_catalogue: Callable[[], Catalogue] | None = None,
         *,
+        tool_servers: Sequence[ToolServer] = (),
         http_is_optional: bool = False,
         program: str = "",
     ) -> None:
@@ -118,7 +121,7 @@ class Server:
             self._observe_end,
         )
         self._voices = Voices(config, voice, loop.wake, self._models.threads.compute)
-        self._services = self._new_services()
+        self._services = self._new_services(tool_servers)
         self._left_file = HandoverFile(config.resume_file, config.resume_bytes) if config.resume_file else None
         self._links = DaemonLinks(loop, config, self._services)
         self._entrances = Listeners(
@@ -138,7 +141,7 @@ class Server:
         )
         self._watch = ThreadWatch((*self._models.threads.all, *lent))
 
-    def _new_services(self) -> Services:
+    def _new_services(self, tool_servers: Sequence[ToolServer]) -> Services:
         config, loop = self._config, self._loop
         feedback = FeedbackLog(config.feedback_log) if config.feedback_log else None
         return Services(
@@ -152,6 +155,7 @@ class Server:
             downloads=ModelDownloads(
                 loop, config, self._models, lambda then: self._catalogue_watch.reread(then), self._is_leaving
             ),
+            tool_servers=ToolServers(loop, tool_servers),
             metrics=self._metrics,
             started_at=int(time.time()),
             prometheus=self._prometheus,
@@ -188,6 +192,7 @@ class Server:
             self._stuck,
             self._config.request_timeout,
         )
+        self._services.tool_servers.start()
         self._take_over()
         self._models.default.load(self._on_loaded)
         try:
@@ -306,6 +311,7 @@ class Server:
             **self._services.speech.snapshot(),
             **({} if self._batches is None else self._batches.snapshot()),
             **self._services.downloads.snapshot(),
+            **self._services.tool_servers.snapshot(),
             "detached_generations": len(self._services.detached),
             "large_input_bytes": self._services.input_budget.drawn,
             "stuck_threads": len(self._stuck()),
@@ -354,6 +360,7 @@ class Server:
             self._left_file.write(self._services.detached.left)
         self._models.keep_costs()
         self._services.downloads.close()
+        self._services.tool_servers.close()
         if not self._ending.join():
             log.warning(
                 "a call into llama.cpp, the voice, a decoder or the disk does not return: exiting without waiting for"

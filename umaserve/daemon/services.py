@@ -30,6 +30,7 @@ from umaserve.settings.daemon import Config
 from umaserve.stages.recordings import Recordings
 from umaserve.stages.ref_audio import RefAudio
 from umaserve.stages.spoken import Speech
+from umaserve.tool_servers.servers import ToolServers
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Services:
     streams: KeptStreams
     models: Models
     downloads: ModelDownloads
+    tool_servers: ToolServers
     metrics: Callable[[], Metrics]
     started_at: int
     """Seconds since 1970."""
@@ -73,6 +75,7 @@ class Services:
             limits=RequestLimits(config.max_prompt_bytes, config.max_tokens or None, config.max_chat_bytes),
             model=lambda name: self.models.info(name, caller),
             models=lambda: self.models.listed(caller),
+            server_tools=functools.partial(self.tool_servers.tools, caller) if self.tool_servers.any else None,
             downloads=self.downloads.listed if caller is not None and caller.operator else tuple,
             download=self.downloads.start,
             delete=self.downloads.delete,

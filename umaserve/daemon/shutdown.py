@@ -128,7 +128,8 @@ class Shutdown:
         if self._models.default.info is None:
             return True
         services = self._services
-        return self._models.idle and services.speech.idle and self._links.over and services.recordings.idle
+        others = (services.speech, services.recordings, services.tool_servers)
+        return self._models.idle and self._links.over and all(one.idle for one in others)
 
     def _stop_when_said(self) -> None:
         for client in list(self._entrances.clients):

@@ -10,6 +10,7 @@ from umaserve.core.commands import Cancel, Steering
 from umaserve.core.errors import ModelAwaited, RequestError
 from umaserve.core.events import ListedModel, ModelDownload, ModelInfo, SlotFile, VoiceInfo
 from umaserve.core.requests import Generate
+from umaserve.core.server_tools import ServerTool
 from umaserve.dialects.batches.kept import TenantsFiles
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.responses.kept import TenantsKept
@@ -108,6 +109,9 @@ class Facts:
     """Ends the caller's stream of that name, if there is one."""
     kept: TenantsKept | None
     """The responses and conversations that are kept for the caller; ``None`` where nobody could come back for one."""
+    server_tools: Callable[[str, str], Sequence[ServerTool]] | None = None
+    """The tools of an MCP server that the daemon calls for the caller, by its name; the other argument is the field
+    that errors name. Raises ``RequestError`` where the caller has none. ``None``: the daemon calls none."""
     files: TenantsFiles | None = None
     """The caller's files; ``None`` where none are kept."""
     new_client_secret: Callable[[Mapping[str, Any], float], str] | None = None

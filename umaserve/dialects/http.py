@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import CacheMiss, Output
 from umaserve.core.requests import Generate
+from umaserve.core.server_tools import CallResult, ServerCall
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.wire.http_head import Headers, Refusal
 
@@ -103,7 +104,21 @@ class Body(HttpReply, Protocol):
         """The bytes that a stream gets in which nothing else comes for a while; they change nothing for its reader."""
 
 
-class KeptBody(Body, Protocol):
+class CallingBody(Body, Protocol):
+    """A body whose answer may need tools of MCP servers."""
+
+    def take_calls(self) -> Mapping[int, ServerCall]:
+        """Calls to make before the answer begins, after ``receive``, or goes on, after the end of a request; by their
+        numbers."""
+
+    def called(self, number: int, result: CallResult) -> list[bytes]:
+        """The data of the events for the result of the call of that number; the answer may be ``done`` then."""
+
+    def next_request(self) -> Generate:
+        """The request with which the answer goes on, once all calls have results. Raises ``RequestError``."""
+
+
+class KeptBody(CallingBody, Protocol):
     """A body whose answer is kept, so that it may go on in the background."""
 
     @property

@@ -101,7 +101,7 @@ class Settings(Generic[C]):
 
     Their environment variables begin with ``prefix``. Unknown variables with that prefix are refused, except those that
     begin with one of ``elsewhere``, which belong to other programs. ``tables``: keys of the file that are no settings.
-    ``first``: the settings that matter first.
+    ``secrets``: tables in those whose values are never shown. ``first``: the settings that matter first.
     """
 
     by_key: Mapping[str, Setting]
@@ -114,9 +114,11 @@ class Settings(Generic[C]):
         *,
         elsewhere: tuple[str, ...] = (),
         tables: tuple[str, ...] = (),
+        secrets: tuple[str, ...] = (),
         first: tuple[str, ...] = (),
     ) -> None:
         self.first = first
+        self._secrets = secrets
         self._config = config
         self._tables = tables
         self._prefix = prefix
@@ -178,7 +180,7 @@ class Settings(Generic[C]):
             hidden = "; a secret, not shown: put it in to use this as a file" if one.kind.secret and value else ""
             lines.append((f"{key} = {one.kind.render(value)}", origin + hidden))
         width = max(len(pair) for pair, _ in lines)
-        tables = (line for key, table in loaded.tables.items() for line in _table([key], table))
+        tables = (line for key, table in loaded.tables.items() for line in _table([key], table, self._secrets))
         return "".join([*(f"{pair:<{width}}  # {comment}\n" for pair, comment in lines), *tables])
 
     def _add_config(self, parser: argparse.ArgumentParser, about: str) -> None:
@@ -263,14 +265,14 @@ def _parsed(kind: Kind[Any], text: str) -> object:
         return text  # the check refuses it, and the error shows it
 
 
-def _table(path: list[str], value: object) -> Iterator[str]:
-    """A table of a TOML file as its lines, those in it last."""
+def _table(path: list[str], value: object, secrets: tuple[str, ...]) -> Iterator[str]:
+    """A table of a TOML file as its lines, those in it last; without the values of tables in ``secrets``."""
     if not isinstance(value, dict):
-        yield f"{_key(path[-1])} = {_toml(value)}\n"
+        yield f"{_key(path[-1])} = {_toml('…' if path[-2] in secrets else value)}\n"
         return
     yield f"\n[{'.'.join(map(_key, path))}]\n"
     for key, item in sorted(value.items(), key=lambda pair: isinstance(pair[1], dict)):
-        yield from _table([*path, key], item)
+        yield from _table([*path, key], item, secrets)
 
 
 def _key(name: str) -> str:

@@ -78,11 +78,15 @@ class HttpExchange(Exchange):
         if self._reply.streaming and not isinstance(output, _QUIET):
             self._flush()
         if isinstance(output, Finished) and self._reply.done:
-            self.end()
-            if self._reply.streaming:
-                self._end_stream()
-            else:
-                self._respond()
+            self._finish()
+
+    def _finish(self) -> None:
+        """End the reply, which is complete."""
+        self.end()
+        if self._reply.streaming:
+            self._end_stream()
+        else:
+            self._respond()
 
     def _respond(self) -> None:
         whole = self._reply.result()

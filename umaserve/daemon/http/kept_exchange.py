@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from umaserve.core.errors import Fault, RequestError
-from umaserve.daemon.http.text_exchange import TextExchange
+from umaserve.daemon.http.tool_exchange import ToolExchange
 from umaserve.dialects.http import KeptBody
 
 
-class KeptExchange(TextExchange):
-    """Exchange for a response that is kept, as ``TextExchange``. A body that goes on in the background is replied to at
+class KeptExchange(ToolExchange):
+    """Exchange for a response that is kept, as ``ToolExchange``. A body that goes on in the background is replied to at
     once, and a lost connection is none of its concerns."""
 
     _reply: KeptBody

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from umaserve.core.errors import ModelAwaited, RequestError
+from umaserve.core.requests import Generate
 from umaserve.daemon.http.exchange import PING_S, HttpExchange, Responder
 from umaserve.daemon.services import Services
 from umaserve.dialects.http import Body
@@ -52,11 +53,14 @@ class TextExchange(HttpExchange):
             self._respond()
             return
         self._share.keep(len(content))
+        self._generate(requests)
+        self._ping_later()
+
+    def _generate(self, requests: Sequence[Generate]) -> None:
         # One request of its sender's, whatever the number of choices that it asks for.
         for index, request in enumerate(requests):
             take = functools.partial(self._take, index)
             self.generate(request, take, admitted=index > 0, arrived_at=self._arrived_at)
-        self._ping_later()
 
     @property
     def streams(self) -> bool:

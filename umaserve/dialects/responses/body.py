@@ -13,6 +13,7 @@ from umaserve.chat_format.tool_calls import ToolCallParser, parser_for, short_id
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Finished, FinishReason, Output, Placed, Prefilled, Prefilling, Token, Usage
 from umaserve.core.requests import Generate, Priority
+from umaserve.core.server_tools import CallResult, ServerCall
 from umaserve.dialects import sse
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import JSON, ErrorReply, cap_headers
@@ -23,6 +24,7 @@ from umaserve.dialects.responses.keeping import Continued
 from umaserve.dialects.responses.kept import StoredResponse, TenantsEntries
 from umaserve.dialects.responses.output import Event, OutputItems
 from umaserve.dialects.responses.requests import response_request
+from umaserve.dialects.responses.rounds import NO_MORE_CALLS, Rounds
 from umaserve.dialects.responses.schemas import ResponseRequest
 from umaserve.dialects.timings import RunningTimings, progress, timings, timings_at
 
@@ -78,6 +80,10 @@ class ResponseBody:
         self._timings: dict[str, Any] = {}
         """Timings of the whole answer, at its end."""
         self._output = OutputItems(None, {}, self._unique)
+        self._rounds: Rounds | None = None
+        self._earlier: list[Event] = []
+        """Events that are sent before those of the next output."""
+        self._usage = Usage(0, 0)
         self._ended: dict[str, Any] | None = None
         """Fields that the end adds to the response."""
         self._n_events = 0
@@ -98,7 +104,8 @@ class ResponseBody:
         self, given: ResponseRequest, n_bytes: int, unstored: TenantsEntries[StoredResponse] | None = None
     ) -> Generate:
         """The request in a body of ``n_bytes``; raises ``RequestError``. ``unstored``: as in ``keeping``."""
-        asked = response_request(given, n_bytes, self._facts.limits, self._id, self._facts.kept, unstored)
+        limits, server_tools = self._facts.limits, self._facts.server_tools
+        asked = response_request(given, n_bytes, limits, self._id, self._facts.kept, unstored, server_tools)
         parser = self._parser(asked.request)
         self._output = OutputItems(parser, asked.tools, self._unique, seals=asked.sealed)
         self._model = asked.request.model
@@ -107,11 +114,34 @@ class ResponseBody:
         self._kept, self._place, self._continued = asked.kept, asked.place, asked.continued
         self._background = asked.background
         self._timed, self._tells_progress = asked.timed, given.return_progress
+        self._rounds = Rounds(asked.request, asked.tools, limits, asked.max_calls)
+        for server, listed in asked.listed.items():
+            self._earlier += self._output.list_tools(server, listed)
+        for approved in asked.approved:
+            self._earlier += self._output.approve(approved)
+        self._earlier += self._refuse_calls()
         if asked.background:
             self._status = "queued"
             # Nobody waits for it at a connection.
             return replace(asked.request, priority=Priority.BACKGROUND)
         return asked.request
+
+    def take_calls(self) -> Mapping[int, ServerCall]:
+        """Calls to make before the answer begins or goes on, by their numbers."""
+        return {**self._output.awaited}
+
+    def called(self, number: int, result: CallResult) -> list[bytes]:
+        """The events for the result of the call of that number; none unless streaming."""
+        events = [*self._output.called(number, result)]
+        if not self._output.awaited and self._output.asks_client:
+            events.append(self._complete())
+        return self._told(events)
+
+    def next_request(self) -> Generate:
+        """The request with which the answer goes on, once all calls have results. Raises ``RequestError``."""
+        assert self._rounds is not None
+        self._output.next_round()
+        return self._rounds.next_request(self._output.whole())
 
     @property
     def background(self) -> bool:
@@ -141,7 +171,7 @@ class ResponseBody:
                 events = [{**self._event("in_progress"), "prompt_progress": progress(output), **timed}]
             case Prefilled():
                 self._running.prefilled = output
-                return []
+                events = []
             case Token():
                 logprobs = [] if output.logprobs is None else [scored(output.logprobs)]
                 events = [*self._output.push(output.thoughts, output.said, logprobs)]
@@ -150,17 +180,39 @@ class ResponseBody:
                     timed = {"timings": self._running.at(output.elapsed_s)}
                     events = [event | timed if event["type"].endswith(".delta") else event for event in events]
             case Finished():
-                self._timings = {"timings": timings(output.usage, output.timing)}
-                status, why = _ENDS[output.reason]
-                events = [*self._output.finish(whole=status == "completed")]
-                self._end(status, incomplete=why, usage=output.usage)
-                events.append(self._event("completed" if status == "completed" else "incomplete"))
+                events = self._finish(output)
             case Placed() if self._background:
                 self._status = "in_progress"
                 self._keep()
                 return []
             case _:
                 return []
+        return self._told(events)
+
+    def _finish(self, output: Finished) -> list[Event]:
+        """The events for the end of what the model writes, which is the answer's unless the daemon calls tools."""
+        assert self._rounds is not None
+        self._timings = {"timings": timings(output.usage, output.timing)}
+        self._usage = self._rounds.count(output.usage)
+        status, why = _ENDS[output.reason]
+        events = [*self._output.finish(whole=status == "completed"), *self._refuse_calls()]
+        if status != "completed":
+            self._end(status, incomplete=why, usage=self._usage)
+            return [*events, self._event("incomplete")]
+        return events if self._output.awaited else [*events, self._complete()]
+
+    def _refuse_calls(self) -> list[Event]:
+        """The events for calls that are too many."""
+        assert self._rounds is not None
+        refused = self._rounds.refused(self._output.awaited)
+        return [event for number in refused for event in self._output.called(number, NO_MORE_CALLS)]
+
+    def _complete(self) -> Event:
+        self._end("completed", usage=self._usage)
+        return self._event("completed")
+
+    def _told(self, events: list[Event]) -> list[bytes]:
+        events, self._earlier = [*self._earlier, *events], []
         return [self._data(event) for event in events] if self.streaming else []
 
     def fail(self, _index: int, error: RequestError) -> list[bytes]:

@@ -8,11 +8,19 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import orjson
+
+from umaserve.chat_format.tool_calls import short_ids
 from umaserve.core.requests import Attachment, ChatTurn, Image, Media, ToolCall
 from umaserve.dialects.content import check_media, in_order_of_calls, joined, turn_bytes
 from umaserve.dialects.custom_tools import custom_arguments
 from umaserve.dialects.openai.turns import BETWEEN, recording
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
+from umaserve.dialects.responses.mcp_schemas import (
+    ResponseMcpApprovalRequest,
+    ResponseMcpApprovalResponse,
+    ResponseMcpCall,
+)
 from umaserve.dialects.responses.schemas import (
     ResponseAssistantMessage,
     ResponseCallOutput,
@@ -27,7 +35,7 @@ from umaserve.dialects.responses.schemas import (
     ResponseUserMessage,
     read_item,
 )
-from umaserve.dialects.responses.tools import name_for_model
+from umaserve.dialects.responses.tools import name_for_model, server_tool_name
 from umaserve.wire.declared import Declared
 from umaserve.wire.fields import Fields, out_of_range
 
@@ -72,8 +80,9 @@ def _check_call(item: Declared, called: set[str]) -> None:
 
 def check_items(items: Iterable[Fields]) -> None:
     """Raise ``RequestError`` for an item that no conversation can have."""
+    answer = _Answer()
     for item in map(read_item, items):
-        _turn(item, _Answer())
+        _turn(item, answer)
 
 
 def with_joined_users(turns: Sequence[ChatTurn]) -> tuple[ChatTurn, ...]:
@@ -101,6 +110,8 @@ class _Answer:
 
     def __init__(self) -> None:
         self.texts, self.thoughts, self.calls = list[str](), list[str](), list[ToolCall]()
+        self.awaiting: dict[str, ResponseMcpApprovalRequest] = {}
+        """Calls that wait for an approval, or had it."""
 
     def take(self) -> Iterable[ChatTurn]:
         if self.texts or self.thoughts or self.calls:
@@ -128,7 +139,31 @@ def _turn(item: Declared, answer: _Answer) -> ChatTurn | None:
                 answer.thoughts.append(thoughts)
         case ResponseFunctionCall() | ResponseCustomToolCall():
             answer.calls.append(_call(item))
+        case ResponseMcpCall():
+            return _called(item, item.output or _error(item), answer)
+        case ResponseMcpApprovalRequest():
+            answer.awaiting[item.id] = item
+        case ResponseMcpApprovalResponse():
+            asked = answer.awaiting.get(item.approval_request_id)
+            if asked is None:
+                field, got = item.name("approval_request_id"), f'"{item.approval_request_id}"'
+                raise out_of_range(field, "the id of a mcp_approval_request before it", got)
+            if not item.approve:
+                return _called(asked, f"The user has not allowed this call. {item.reason or ''}".strip(), answer)
     return None
+
+
+def _called(item: ResponseMcpCall | ResponseMcpApprovalRequest, result: str, answer: _Answer) -> ChatTurn:
+    """The result of a call that the daemon made, or did not; the call itself is the assistant's."""
+    call_id = short_ids(item.id)()
+    answer.calls.append(ToolCall(call_id, server_tool_name(item.name_, item.server_label), item.arguments))
+    return ChatTurn("tool", result, tool_call_id=call_id)
+
+
+def _error(item: ResponseMcpCall) -> str:
+    """Why a call failed; other services tell it in an object."""
+    error = item.error
+    return error if isinstance(error, str) else "" if error is None else orjson.dumps(error).decode()
 
 
 def _call(item: ResponseFunctionCall | ResponseCustomToolCall) -> ToolCall:

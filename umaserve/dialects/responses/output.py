@@ -7,16 +7,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from umaserve.chat_format.tool_calls import CallPiece, ToolCallParser
+from umaserve.core.server_tools import CallResult, ServerCall
 from umaserve.dialects.custom_tools import CustomInput
 from umaserve.dialects.responses.items import sealed
+from umaserve.dialects.responses.mcp_schemas import ResponseMcpApprovalRequest
 from umaserve.dialects.responses.tools import OfferedTool, shown_name
 
 Event = dict[str, Any]
 """An event without its ``sequence_number``."""
 
 _MESSAGE, _THOUGHTS = "message", "reasoning"
+_MCP_CALL, _APPROVAL, _MCP_LIST = "mcp_call", "mcp_approval_request", "mcp_list_tools"
 _ARGUMENTS, _INPUT = "response.function_call_arguments", "response.custom_tool_call_input"
-_ID_PREFIXES = {_MESSAGE: "msg", _THOUGHTS: "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+_MCP_ARGUMENTS = "response.mcp_call_arguments"
+_ID_PREFIXES = {
+    _MESSAGE: "msg",
+    _THOUGHTS: "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    _MCP_CALL: "mcp",
+    _APPROVAL: "mcpr",
+    _MCP_LIST: "mcpl",
+}
 
 
 @dataclass(slots=True)
@@ -73,6 +85,39 @@ class OutputItems:
         self._logprobs: list[dict[str, Any]] = []
         """Log-probabilities of tokens whose text is still to come."""
         self._answered = False
+        self.awaited: dict[int, ServerCall] = {}
+        """Calls that the daemon is to make before the answer goes on, by the numbers of their items."""
+        self.asks_client = False
+        """Whether a call was made that its client has to answer or to approve."""
+
+    def list_tools(self, server: str, tools: Sequence[dict[str, Any]]) -> Iterator[Event]:
+        """The events for the tools of an MCP server."""
+        begun: dict[str, Any] = {"type": _MCP_LIST, "server_label": server, "tools": [], "error": None}
+        item = yield from self._begin(-1, begun)
+        for state in ("in_progress", "completed"):
+            yield {"type": f"response.mcp_list_tools.{state}", **item.place}
+        self._open = None
+        yield self._done_item({**item.begun, "tools": [*tools]})
+
+    def approve(self, request: ResponseMcpApprovalRequest) -> Iterator[Event]:
+        """The events for a call that its client has approved."""
+        item = yield from self._begin(-1, _mcp_call(request.server_label, request.name_, request.id))
+        item.texts.append(request.arguments)
+        yield {"type": "response.mcp_call.in_progress", **item.place}
+        yield from self._close(whole=True)
+
+    def called(self, number: int, result: CallResult) -> Iterator[Event]:
+        """The events for what the call of the item of this number has returned."""
+        del self.awaited[number]
+        told = {"output": None, "error": result.text} if result.failed else {"output": result.text}
+        state = "failed" if result.failed else "completed"
+        item = self._done[number] = {**self._done[number], **told, "status": state}
+        yield {"type": f"response.mcp_call.{state}", "item_id": item["id"], "output_index": number}
+        yield {"type": "response.output_item.done", "output_index": number, "item": item}
+
+    def next_round(self) -> None:
+        """Go on with an answer whose calls have results."""
+        self._parser, self._answered = None, False
 
     def push(self, thoughts: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
         """The events for the next thoughts, and the text of the answer after them."""
@@ -123,7 +168,10 @@ class OutputItems:
             self._answered, self._logprobs = True, []
             tool = self._tools[piece.name]
             call = {"call_id": piece.id, **shown_name(tool)}
-            if tool.tool.custom:
+            self.asks_client |= tool.server is None or tool.asks
+            if tool.server is not None:
+                yield from self._begin_server_call(piece.index, tool)
+            elif tool.tool.custom:
                 yield from self._begin(piece.index, {"type": "custom_tool_call", **call, "input": ""})
             else:
                 yield from self._begin(piece.index, {"type": "function_call", **call, "arguments": ""})
@@ -131,10 +179,23 @@ class OutputItems:
         assert item is not None
         if piece.arguments and item.kind == "function_call":
             yield from self._say(item, _ARGUMENTS, piece.arguments)
+        elif piece.arguments and item.kind == _MCP_CALL:
+            yield from self._say(item, _MCP_ARGUMENTS, piece.arguments)
+        elif piece.arguments and item.kind == _APPROVAL:
+            item.texts.append(piece.arguments)
         elif piece.arguments:
             yield from self._say(item, _INPUT, item.input.push(piece.arguments))
         if piece.ends:
             yield from self._close(whole=piece.whole)
+
+    def _begin_server_call(self, index: int, tool: OfferedTool) -> Iterator[Event]:
+        assert tool.server is not None
+        if tool.asks:
+            asked = {"type": _APPROVAL, "server_label": tool.server, "name": tool.name, "arguments": ""}
+            yield from self._begin(index, asked)
+        else:
+            item = yield from self._begin(index, _mcp_call(tool.server, tool.name))
+            yield {"type": "response.mcp_call.in_progress", **item.place}
 
     def _say(self, item: _Item, kind: str, text: str) -> Iterator[Event]:
         if text:
@@ -150,7 +211,8 @@ class OutputItems:
         index = len(self._done)
         named = {"id": f"{_ID_PREFIXES[begun['type']]}_{self._unique}{index:02x}", **begun}
         item = self._open = _Item(key, index, named)
-        yield {"type": "response.output_item.added", "output_index": index, "item": {**named, "status": "in_progress"}}
+        state = {} if named["type"] in (_APPROVAL, _MCP_LIST) else {"status": "in_progress"}
+        yield {"type": "response.output_item.added", "output_index": index, "item": {**named, **state}}
         if not isinstance(key, int):
             yield {"type": "response.content_part.added", **item.place, "part": item.part()}
         return item
@@ -170,6 +232,17 @@ class OutputItems:
             case "custom_tool_call":
                 yield {"type": _INPUT + ".done", **item.place, "input": text}
                 done = {**item.begun, "input": text, **status}
+            case "mcp_call":
+                yield {"type": _MCP_ARGUMENTS + ".done", **item.place, "arguments": text}
+                done = {**item.begun, "arguments": text, "status": "calling" if whole else "incomplete"}
+                if whole:
+                    # It is done with the call's result.
+                    server, name = str(done["server_label"]), str(done["name"])
+                    self.awaited[item.index] = ServerCall(server, name, text or "{}")
+                    self._done.append(done)
+                    return
+            case "mcp_approval_request":
+                done = {**item.begun, "arguments": text or "{}"}
             case kind:
                 part = item.part()
                 if kind == _THOUGHTS:
@@ -181,5 +254,14 @@ class OutputItems:
                 done = {**item.begun, "content": [part], **status}
                 if kind == _THOUGHTS and self._seals:
                     done["encrypted_content"] = sealed(text)
+        yield self._done_item(done)
+
+    def _done_item(self, done: dict[str, Any]) -> Event:
         self._done.append(done)
-        yield {"type": "response.output_item.done", "output_index": item.index, "item": done}
+        return {"type": "response.output_item.done", "output_index": len(self._done) - 1, "item": done}
+
+
+def _mcp_call(server: str, name: str, approval: str | None = None) -> dict[str, Any]:
+    """The item of a call that the daemon makes, at its beginning."""
+    begun = {"type": _MCP_CALL, "server_label": server, "name": name, "arguments": ""}
+    return {**begun, "approval_request_id": approval, "output": None, "error": None}

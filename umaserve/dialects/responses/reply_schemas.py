@@ -99,10 +99,45 @@ class _CustomToolCall(Declared):
     input = required(string())
 
 
+class _McpTool(Declared):
+    name_ = required(string())
+    description = required(string())
+    input_schema = required(value(type="object"))
+    annotations = required(value(type="null"))
+
+
+class _McpListTools(Declared):
+    id = required(string())
+    type = required(const("mcp_list_tools"))
+    server_label = required(string())
+    tools = required(array(_McpTool))
+    error = required(value(type="null"))
+
+
+class _McpCall(Declared):
+    id = required(string())
+    type = required(const("mcp_call"))
+    status = required(choice("in_progress", "calling", "completed", "incomplete", "failed"))
+    server_label = required(string())
+    name_ = required(string())
+    arguments = required(string())
+    output = nullable(string(), "What the model gets.")
+    error = nullable(string(), "What the model gets of a call that failed.")
+    approval_request_id = nullable(string())
+
+
+class _McpApprovalRequest(Declared):
+    id = required(string())
+    type = required(const("mcp_approval_request"))
+    server_label = required(string())
+    name_ = required(string())
+    arguments = required(string())
+
+
 ResponseItem = named(
     "ResponseItem",
-    one_of(_Message, _Thoughts, _FunctionCall, _CustomToolCall),
-    "A message, thoughts, or a call.",
+    one_of(_Message, _Thoughts, _FunctionCall, _CustomToolCall, _McpListTools, _McpCall, _McpApprovalRequest),
+    "A message, thoughts, a call, or what an MCP server offers.",
 )
 
 
@@ -181,6 +216,7 @@ def _event(*types: str, **more: Kind[Any] | type[Declared]) -> type[Declared]:
 
 _IN_ITEM: dict[str, Kind[Any]] = {"item_id": string(), "output_index": whole()}
 _IN_PART = {**_IN_ITEM, "content_index": whole()}
+_WRITTEN = ("function_call_arguments", "custom_tool_call_input", "mcp_call_arguments")
 ResponseEvent = named(
     "ResponseEvent",
     one_of(
@@ -195,12 +231,18 @@ ResponseEvent = named(
         _event("response.reasoning_text.delta", **_IN_PART, delta=string()),
         _event("response.reasoning_text.done", **_IN_PART, text=string()),
         _event(
-            *(f"response.{what}.delta" for what in ("function_call_arguments", "custom_tool_call_input")),
+            *(f"response.{what}.delta" for what in _WRITTEN),
             **_IN_ITEM,
             delta=string(),
         ),
         _event("response.function_call_arguments.done", **_IN_ITEM, name_=string(), arguments=string()),
         _event("response.custom_tool_call_input.done", **_IN_ITEM, input=string()),
+        _event("response.mcp_call_arguments.done", **_IN_ITEM, arguments=string()),
+        _event(
+            *(f"response.mcp_list_tools.{state}" for state in ("in_progress", "completed")),
+            *(f"response.mcp_call.{state}" for state in ("in_progress", "completed", "failed")),
+            **_IN_ITEM,
+        ),
     ),
     "sequence_number counts the stream's events from 0.",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,10 +21,12 @@ from umaserve.dialects.parameters import (
     within_cap,
 )
 from umaserve.dialects.responses import schemas
+from umaserve.dialects.responses.approvals import McpState, check_approved, mcp_state
 from umaserve.dialects.responses.items import turns
 from umaserve.dialects.responses.keeping import Continued, keeping
 from umaserve.dialects.responses.kept import StoredResponse, TenantsEntries, TenantsKept
-from umaserve.dialects.responses.tools import OfferedTool, chosen_tools, tools
+from umaserve.dialects.responses.mcp_schemas import ResponseMcpApprovalRequest
+from umaserve.dialects.responses.tools import OfferedTool, ServerToolsOf, chosen_tools, tools
 from umaserve.dialects.sampling_schemas import DEFAULTS
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,12 @@ class ResponseRequest:
     stream: bool
     tools: Mapping[str, OfferedTool]
     """Tools that may be called, by their names for the model."""
+    listed: Mapping[str, list[dict[str, Any]]]
+    """The tools of each MCP server whose tools the client wasn't told yet."""
+    approved: Sequence[ResponseMcpApprovalRequest]
+    """Calls to make before the answer begins."""
+    max_calls: int | None
+    """The most calls of MCP servers' tools; ``None``: any number."""
     kept: StoredResponse | None
     """The response to keep for other requests; ``None``: nothing."""
     place: TenantsEntries[StoredResponse] | None
@@ -62,15 +70,16 @@ def response_request(
     new_id: str,
     kept: TenantsKept | None,
     unstored: TenantsEntries[StoredResponse] | None = None,
+    server_tools: ServerToolsOf | None = None,
 ) -> ResponseRequest:
     """Read a body of ``POST /v1/responses``, of ``n_bytes``; raises ``RequestError``. Fields that it doesn't know are
-    ignored. ``kept``, ``unstored``: as in ``keeping``."""
+    ignored. ``kept``, ``unstored``: as in ``keeping``; ``server_tools``: as in ``tools``."""
     _ = given.prompt
     # Never done without a word: a prompt that is too long is refused.
     _ = given.truncation, given.service_tier
     model, instructions = given.model or "", given.instructions or ""
     asked = keeping(given, kept, unstored)
-    offered, shown_tools = tools(given, limits)
+    offered, shown_tools = tools(given, limits, server_tools)
     choice = chosen_tools(given, offered)
     text_format, shown_text = _text(given)
     chosen = sampling(given, DEFAULTS)
@@ -81,9 +90,13 @@ def response_request(
         raise RequestError(Fault.BAD_REQUEST, given.name("tool_choice"), problem)
     kwargs, thinks, shown_reasoning = _reasoning(given)
     include, top = given.include or (), given.top_logprobs or 0
+    items = asked.whole
+    conversation = turns(instructions, items, limits)
+    mcp = mcp_state(items)
+    check_approved(mcp.approved, offered)
     request = Generate(
         new_id,
-        turns(instructions, asked.whole, limits),
+        conversation,
         max_tokens=within_cap(given.max_output_tokens, limits),
         sampling=replace(chosen, grammar=bound),
         stop=given.stop or (),
@@ -128,6 +141,9 @@ def response_request(
         request,
         given.stream,
         called,
+        _listed(offered, mcp),
+        mcp.approved,
+        given.max_tool_calls,
         own,
         asked.place,
         asked.continued(new_id),
@@ -136,6 +152,16 @@ def response_request(
         sealed=_SEALED in include,
         shown=shown,
     )
+
+
+def _listed(offered: Iterable[OfferedTool], mcp: McpState) -> Mapping[str, list[dict[str, Any]]]:
+    listed: dict[str, list[dict[str, Any]]] = {}
+    for one in offered:
+        if one.server is not None and one.server not in mcp.listed:
+            about = {"name": one.name, "description": one.tool.description, "annotations": None}
+            shown = {**about, "input_schema": orjson.Fragment(one.tool.parameters)}
+            listed.setdefault(one.server, []).append(shown)
+    return listed
 
 
 def _text(given: schemas.ResponseOptions) -> tuple[Grammar | None, dict[str, Any]]:

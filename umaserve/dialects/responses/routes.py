@@ -36,7 +36,8 @@ from umaserve.wire.http_head import Request
 
 def _count(body: bytes, facts: Facts) -> Asked:
     given = ResponseRequest.view(json_body(body))
-    request = response_request(given, len(body), facts.limits, "", facts.kept).request
+    tools = facts.server_tools
+    request = response_request(given, len(body), facts.limits, "", facts.kept, server_tools=tools).request
     return ask(
         CountPrompt(request),
         lambda answer: orjson.dumps({"object": "response.input_tokens", "input_tokens": answer.tokens}),

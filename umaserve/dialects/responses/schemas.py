@@ -15,6 +15,7 @@ from umaserve.dialects.openai.schemas import (
     InputAudio,
 )
 from umaserve.dialects.openai.tool_schemas import ARGUMENTS, CALL_ID
+from umaserve.dialects.responses.mcp_schemas import MCP_ITEMS, ResponseMcpTool, ResponseNamedServer
 from umaserve.dialects.sampling_schemas import Sampling
 from umaserve.dialects.schemas import (
     ABOUT_MODEL,
@@ -152,6 +153,7 @@ _TYPED_ITEM = by_type(
     ResponseCallOutput,
     ResponseCustomToolCall,
     ResponseCompaction,
+    *MCP_ITEMS,
 )
 # Read later: a relay passes on items of any kind.
 ResponseInputItem = named(
@@ -214,7 +216,12 @@ class ResponseNamespace(Declared):
     tools = required(array(by_type(ResponseFunctionTool, ResponseCustomTool), high=MAX_TOOLS, of="tools"))
 
 
-_TOOLS = {"function": ResponseFunctionTool, "custom": ResponseCustomTool, "namespace": ResponseNamespace}
+_TOOLS = {
+    "function": ResponseFunctionTool,
+    "custom": ResponseCustomTool,
+    "namespace": ResponseNamespace,
+    "mcp": ResponseMcpTool,
+}
 
 
 class ResponseServiceTool(Declared):
@@ -238,15 +245,16 @@ class ResponseNamedTool(Declared):
 class ResponseAllowedTools(Declared):
     type = required(const("allowed_tools"))
     mode = required(choice("auto", "required"))
-    tools = required(array(ResponseNamedTool, 1, MAX_TOOLS, of="tools"))
+    tools = required(array(by_type(ResponseNamedTool, ResponseNamedServer), 1, MAX_TOOLS, of="tools"))
 
 
 _WAYS = choice("none", "auto", "required", None)
-_NAMED_TOOLS = by_type(ResponseNamedTool, ResponseAllowedTools)
+_NAMED_TOOLS = by_type(ResponseNamedTool, ResponseNamedServer, ResponseAllowedTools)
+_Choice = str | ResponseNamedTool | ResponseNamedServer | ResponseAllowedTools
 
 
-def _tool_choice(given: Any, path: str) -> str | ResponseNamedTool | ResponseAllowedTools:
-    read: str | ResponseNamedTool | ResponseAllowedTools
+def _tool_choice(given: Any, path: str) -> _Choice:
+    read: _Choice
     read = (_NAMED_TOOLS if isinstance(given, dict) else _WAYS).read(given, path)
     return read
 
@@ -331,7 +339,9 @@ class ResponseOptions(Declared):
     tools = optional(
         array(Kind(any_of(*_TOOLS.values(), ResponseServiceTool).schema, _tool), high=MAX_TOOLS, of="tools")
     )
-    tool_choice = omittable(Kind(any_of(_WAYS, ResponseNamedTool, ResponseAllowedTools).schema, _tool_choice))
+    tool_choice = omittable(
+        Kind(any_of(_WAYS, ResponseNamedTool, ResponseNamedServer, ResponseAllowedTools).schema, _tool_choice)
+    )
     parallel_tool_calls = optional(boolean())
     include = optional(
         strings(16, 256),
@@ -343,7 +353,7 @@ class ResponseOptions(Declared):
         choice("auto", "disabled"), "Checked only: a prompt that is too long is refused, never truncated."
     )
     metadata = optional(METADATA)
-    max_tool_calls = optional(whole(1), "Checked only: it limits tools of OpenAI's service.")
+    max_tool_calls = optional(whole(1), "The most calls of MCP servers' tools that the daemon makes.")
     service_tier = optional(choice("auto", "default", "flex", "priority", "scale"), "Checked only.")
     prompt_cache_key = optional(_LABEL)
     safety_identifier = optional(_LABEL)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,17 @@ import orjson
 
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.requests import Tool
+from umaserve.core.server_tools import ServerTool
 from umaserve.dialects.custom_tools import custom_tool, grammar_bytes
 from umaserve.dialects.grammars import MAX_SCHEMA_BYTES
 from umaserve.dialects.openai.turns import NO_PARAMETERS
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
+from umaserve.dialects.responses.mcp_schemas import (
+    McpApprovalFilter,
+    McpToolFilter,
+    ResponseMcpTool,
+    ResponseNamedServer,
+)
 from umaserve.dialects.responses.schemas import (
     ResponseAllowedTools,
     ResponseCustomTool,
@@ -27,6 +35,10 @@ from umaserve.dialects.responses.schemas import (
 from umaserve.dialects.skipped_tools import log_ignored
 from umaserve.wire.fields import out_of_range
 
+ServerToolsOf = Callable[[str, str], Sequence[ServerTool]]
+"""The tools of the MCP server of a name; the other argument is the field that errors name. Raises ``RequestError``."""
+_NOT_IN_NAMES = re.compile("[^A-Za-z0-9_-]")
+
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
@@ -35,6 +47,10 @@ class OfferedTool:
     tool: Tool
     name: str
     namespace: str | None
+    server: str | None = None
+    """The MCP server whose tool it is, which the daemon calls."""
+    asks: bool = False
+    """Whether the daemon waits for the client's approval of each call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +71,16 @@ def name_for_model(name: str, namespace: str | None) -> str:
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
 
 
-def tools(given: ResponseOptions, limits: RequestLimits) -> tuple[tuple[OfferedTool, ...], list[dict[str, Any]]]:
-    """The functions and custom tools, whose names are unique, and the tools as the response repeats them.
+def server_tool_name(name: str, label: str) -> str:
+    """The name for the model of the tool of an MCP server."""
+    return _NOT_IN_NAMES.sub("_", name_for_model(name, label))
+
+
+def tools(
+    given: ResponseOptions, limits: RequestLimits, server_tools: ServerToolsOf | None = None
+) -> tuple[tuple[OfferedTool, ...], list[dict[str, Any]]]:
+    """The functions, custom tools and tools of MCP servers, whose names are unique, and the tools as the response
+    repeats them. ``server_tools``: ``None`` where the daemon has no such servers.
 
     What OpenAI's service would run itself, such as web_search, is skipped with a line in the log. Raises
     ``RequestError``.
@@ -71,6 +95,13 @@ def tools(given: ResponseOptions, limits: RequestLimits) -> tuple[tuple[OfferedT
                 shown.append(as_shown)
             case ResponseNamespace():
                 inside, as_shown = _namespace(one)
+                read += inside
+                shown.append(as_shown)
+            case ResponseMcpTool() if server_tools is None:
+                log_ignored(one.type)
+            case ResponseMcpTool():
+                assert server_tools is not None
+                inside, as_shown = _of_server(one, server_tools)
                 read += inside
                 shown.append(as_shown)
             case ResponseServiceTool():
@@ -100,12 +131,12 @@ def chosen_tools(given: ResponseOptions, offered: tuple[OfferedTool, ...]) -> To
         shown, must_call = choice, choice == "required"
         names = set() if choice == "none" else None
     elif isinstance(choice, ResponseAllowedTools):
-        mode, found = choice.mode, [_known(one, offered) for one in choice.tools]
-        shown = {"type": "allowed_tools", "mode": mode, "tools": [_shown_choice(one) for one in found]}
-        must_call, names = mode == "required", {one.tool.name for one in found}
+        chosen = [_chosen(one, offered) for one in choice.tools]
+        shown = {"type": "allowed_tools", "mode": choice.mode, "tools": [as_shown for _found, as_shown in chosen]}
+        must_call, names = choice.mode == "required", {one.tool.name for found, _shown in chosen for one in found}
     else:
-        one = _known(choice, offered)
-        shown, must_call, names = _shown_choice(one), True, {one.tool.name}
+        found, shown = _chosen(choice, offered)
+        must_call, names = True, {one.tool.name for one in found}
     if must_call and not offered:
         problem = 'expected "auto", "none" or null, since tools is empty, got a required call'
         raise RequestError(Fault.BAD_REQUEST, given.name("tool_choice"), problem)
@@ -115,8 +146,19 @@ def chosen_tools(given: ResponseOptions, offered: tuple[OfferedTool, ...]) -> To
     return ToolChoice(kept, must_call, several, shown)
 
 
-def _shown_choice(one: OfferedTool) -> dict[str, Any]:
-    return {"type": "custom" if one.tool.custom else "function", **shown_name(one)}
+def _chosen(
+    named: ResponseNamedTool | ResponseNamedServer, offered: Sequence[OfferedTool]
+) -> tuple[Sequence[OfferedTool], dict[str, Any]]:
+    """The tools in ``offered`` that are named, and how a response repeats that."""
+    if isinstance(named, ResponseNamedServer):
+        of_server = [one for one in offered if one.server == named.server_label]
+        found = [one for one in of_server if named.name_ in (None, one.name)]
+        if not found:
+            key, got = ("name", named.name_) if of_server else ("server_label", named.server_label)
+            raise out_of_range(named.name(key), "what one of the tools has", f'"{got}"')
+        return found, {"type": "mcp", "server_label": named.server_label, "name": named.name_}
+    one = _known(named, offered)
+    return [one], {"type": "custom" if one.tool.custom else "function", **shown_name(one)}
 
 
 def shown_name(one: OfferedTool) -> dict[str, Any]:
@@ -128,7 +170,7 @@ def _known(named: ResponseNamedTool, offered: Sequence[OfferedTool]) -> OfferedT
     """The tool in ``offered`` that is named; without a namespace also one of any."""
     wanted, namespace = (named.name_, named.type == "custom"), named.namespace
     for one in offered:
-        if (one.name, one.tool.custom) == wanted and namespace in (None, one.namespace):
+        if (one.name, one.tool.custom) == wanted and namespace in (None, one.namespace) and one.server is None:
             return one
     raise out_of_range(named.name("name"), "the name of one of the tools", f'"{wanted[0]}"')
 
@@ -164,3 +206,43 @@ def _tool(
         # OpenAI's service takes what can't be strict as if that was false, unless it is asked for.
         tool = Tool(in_all, description, parameters, strict=given.strict or False)
     return OfferedTool(tool, name, namespace), shown
+
+
+def _of_server(
+    given: ResponseMcpTool, server_tools: ServerToolsOf
+) -> tuple[list[tuple[OfferedTool, str]], dict[str, Any]]:
+    """The tools of an MCP server, each with the path of its label; and what a response repeats of it."""
+    _ = given.server_description, given.server_url, given.connector_id, given.authorization, given.headers
+    label, field = given.server_label, given.name("server_label")
+    there = server_tools(label, field)
+    wanted, approval = given.allowed_tools, given.require_approval or "always"
+    if isinstance(wanted, list) and (unknown := [name for name in wanted if name not in {one.name for one in there}]):
+        raise out_of_range(given.name("allowed_tools"), f"names of tools that {label} has", f'"{unknown[0]}"')
+    offered = []
+    for one in there:
+        if _is_wanted(one, wanted):
+            tool = Tool(server_tool_name(one.name, label), one.description, one.parameters)
+            offered.append((OfferedTool(tool, one.name, None, label, _asks(one, approval)), field))
+    repeated = {key: given.values.get(key) for key in ("server_description", "allowed_tools")}
+    asked = given.values.get("require_approval") or "always"
+    return offered, {"type": "mcp", "server_label": label, **repeated, "require_approval": asked, "headers": None}
+
+
+def _is_wanted(tool: ServerTool, wanted: list[str] | McpToolFilter | None) -> bool:
+    if wanted is None or isinstance(wanted, list):
+        return wanted is None or tool.name in wanted
+    return _matches(tool, wanted)
+
+
+def _matches(tool: ServerTool, given: McpToolFilter) -> bool:
+    named = given.tool_names is None or tool.name in given.tool_names
+    return named and given.read_only in (None, tool.read_only)
+
+
+def _asks(tool: ServerTool, approval: str | McpApprovalFilter) -> bool:
+    """Whether each call of a tool waits for its approval; one that an object doesn't name does."""
+    if isinstance(approval, str):
+        return approval == "always"
+    if approval.always is not None and _matches(tool, approval.always):
+        return True
+    return approval.never is None or not _matches(tool, approval.never)

@@ -12,6 +12,7 @@ import orjson
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Finished, Output
 from umaserve.core.requests import Generate
+from umaserve.core.server_tools import ServerTool
 from umaserve.dialects.dialect import Reply
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.openai.errors import error_body
@@ -78,7 +79,7 @@ class _Response(ResponseBody):
     streaming = True
 
     def __init__(self, facts: Facts, unstored: Unstored) -> None:
-        super().__init__(facts)
+        super().__init__(replace(facts, server_tools=facts.server_tools and _no_server_tools))
         self._unstored = unstored
         self._previous = ""
         self._lane: dict[str, str] = {}
@@ -136,6 +137,11 @@ class _Response(ResponseBody):
 
     def _numbered(self, data: bytes) -> bytes:
         return data + b"," + orjson.dumps({"sequence_number": self._next_number(), **self._lane})[1:]
+
+
+def _no_server_tools(_name: str, field: str) -> Sequence[ServerTool]:
+    problem = "expected no tool of an MCP server on a WebSocket: POST /v1/responses has them called"
+    raise RequestError(Fault.BAD_REQUEST, field, problem)
 
 
 def _reply(messages: Sequence[bytes]) -> Reply | None:

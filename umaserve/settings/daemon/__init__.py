@@ -96,7 +96,7 @@ class Config(Logging, Relay, Models, Engine, Targets, Limits, Http, Serving):
 
 
 SETTINGS = Settings(
-    Config, "UMA_", elsewhere=("UMA_RELAY_", "UMA_WORKER_"), tables=("models",),
+    Config, "UMA_", elsewhere=("UMA_RELAY_", "UMA_WORKER_"), tables=("models", "tools"), secrets=("env", "headers"),
     first=("model", "n_ctx", "parallel", "n_gpu_layers", "http", "socket", "api_keys", "slo_tbt_ms", "max_tokens",
            "host_cache_bytes"),
 )  # fmt: skip
