@@ -69,6 +69,9 @@ DIFFERENCES: dict[str, str] = {
     "/v1/messages.*/properties/tool_choice/": "the type tool comes with a name",
     "/requestBody/.*/examples/": "examples share their parts, and leave out what others show",
     "/paths//v1/completions/post/description$": "said of all operations, in the introduction",
+    "/properties/(response_format|tools)/description$": "said of the fields, where it was said of the operation",
+    "/v1/(files|batches|responses/{response_id}/input_items)/get/description$": "said by summary and parameters",
+    "/paths//v1/realtime/get/parameters/1/": "said of the parameter, where it was said of its schema",
     "^/paths//(responses|audio/transcriptions|chat/completions(/input_tokens)?|completions|embeddings)$": (
         "a relay's other names of paths are told where these paths are, as the daemon's"
     ),

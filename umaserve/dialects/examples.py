@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-COLOURS, SKY, WEATHER = "Name three colours.", "Is the sky blue?", "What is the weather in Paris?"
+ONCE, COLOURS = "Once upon a time", "Name three colours."
+SKY, WEATHER = "Is the sky blue?", "What is the weather in Paris?"
 
 
 def said(text: str) -> list[dict[str, str]]:

@@ -256,14 +256,16 @@ def websocket(
     error: Described,
     parameters: Sequence[Parameter] = HANDSHAKE,
 ) -> Operation:
-    """A WebSocket. ``messages``: the client's and the server's."""
-    also = {} if messages is None else dict(zip(("x-client-message", "x-server-message"), messages, strict=True))
+    """A WebSocket. ``messages``: the client's and the server's, where they are texts of JSON."""
     refused = Reply(
         "The request is no WebSocket handshake of version 13.",
         error,
         headers={"Upgrade": {"schema": {"const": "websocket"}}},
     )
-    upgraded = Reply("The connection is a WebSocket from here on.", also=also)
+    upgraded = Reply("The connection is a WebSocket from here on.")
+    if messages is not None:
+        also = dict(zip(("x-client-message", "x-server-message"), messages, strict=True))
+        upgraded = Reply(f"{upgraded.about} Its messages are text, each one JSON object.", also=also)
     return Operation(about, parameters=parameters, replies={"101": upgraded, "426": refused})
 
 

@@ -10,23 +10,22 @@ from umaserve.wire.declared import any_of, one_of, string, value
 FRAME = Frame(
     "umaserve",
     "GGUF models over HTTP/1.1: the APIs of OpenAI, Anthropic, Ollama and llama.cpp's server, and streams over REST and"
-    " WebSocket that can be changed while they run.\n\n"
-    "Bodies are JSON in UTF-8 with `Content-Type: application/json`, unless a path takes a form. GET paths answer HEAD"
-    " too, and all answer OPTIONS. In a request, null means the same as an absent field. Fields that are not listed are"
-    " ignored, unless they promise a constraint on the answer: these are refused. When a client disconnects, its"
-    " request is cancelled. A slash at the end of a path has no effect.\n\n"
-    "Where events come, each has `data:` and a JSON object (`x-event`). An error that occurs after the stream has begun"
-    " is its last event. A stream without other events has a comment every 15 seconds, unless its API has something for"
-    " this. On all paths that generate text, the headers x-umaserve-priority (interactive or background),"
-    " x-umaserve-slo-ttft-ms and x-umaserve-slo-tbt-ms replace priority and slo in the body.",
+    " WebSocket that can be changed while they run.\n\nBodies are JSON in UTF-8 with `Content-Type: application/json`,"
+    " unless a path takes a form. GET paths answer HEAD too, and all answer OPTIONS. In a request, null means the same"
+    " as an absent field. Fields that are not listed are ignored, unless they promise a constraint on the answer: these"
+    " are refused. When a client disconnects, its request is cancelled. A slash at the end of a path has no effect."
+    " Images, recordings and films are for models that take them (--mmproj); a body with them, or a form with a file,"
+    " may have up to --max-chat-bytes bytes.\n\nWhere events come, each has `data:` and a JSON object (`x-event`), and"
+    " if a name, then the object's type. An error that occurs after the stream has begun is its last event. A stream"
+    " without other events has a comment every 15 seconds, unless its API has something for this. On all paths that"
+    " generate text, the headers x-umaserve-priority (interactive or background), x-umaserve-slo-ttft-ms and"
+    " x-umaserve-slo-tbt-ms replace priority and slo in the body.",
     keys={"key": bearer("A key of --api-keys; without that setting, none is needed.")},
     headers={
         "CacheMiss": {
-            "description": (
-                "If the prompt differs little from a cached one, for example only in a date: the first token that"
-                " differs, counted from 1, and the text there, as JSON strings in ASCII. Absent from a stream whose"
-                " head was sent before its prompt could start."
-            ),
+            "description": "If the prompt differs little from a cached one, for example only in a date: the first token"
+            " that differs, counted from 1, and the text there, as JSON strings in ASCII. Absent from a stream whose"
+            " head was sent before its prompt could start.",
             "schema": {"type": "string", "maxLength": 200},
             "example": 'token 412 of 530: "\\nToday is 2026-11-2" then "3. Answer in" where it was "2. Answer in"',
         }
@@ -46,16 +45,13 @@ def _probe(about: str, problem: Reply) -> Operation:
 
 _HEALTH = _probe(
     "Check that the model is loaded, and all threads advance",
-    Reply(
-        "The model is being loaded, or a thread of the server does not advance.", one_of(schemas.Loading, schemas.Stuck)
-    ),
+    Reply("The model is being loaded, or a thread does not advance.", one_of(schemas.Loading, schemas.Stuck)),
 )
 _PAGE_TYPES = ("text/css", "text/html", "text/javascript", "image/svg+xml")
 
 OPERATIONS = {
     ("root", "GET /"): _public(
-        "Get the page for browsers (which accept text/html), the list of all paths for other clients, or for Ollama's"
-        " clients (by User-Agent) that a server runs",
+        "Get the page (browsers), that a server runs (Ollama's clients), or a list of all paths (others)",
         Reply("OK", schemas.RootReply, content={"text/html": string(), "text/plain": string()}),
         NOT_CHANGED,
     ),
@@ -69,21 +65,17 @@ OPERATIONS = {
         takes(schemas.EndRequestBody, end={"session": 1}),
     ),
     ("defaultRefAudio", "GET /api/default_ref_audio"): Operation(
-        "Get the default voice for requests that clone one, as a recording",
-        schemas.DefaultRefAudioReply,
-        tag="umaserve",
+        "Get the default voice for requests that clone one", schemas.DefaultRefAudioReply, tag="umaserve"
     ),
     ("settings", "GET /api/settings"): Operation("For operators: get the daemon's settings", schemas.SettingsReply),
     ("health", "GET /health"): _HEALTH,
     ("live", "GET /health/live"): _probe(
-        "Check that no restart is needed (liveness)", Reply("A thread of the server does not advance.", schemas.Stuck)
+        "Check that no restart is needed (liveness)", Reply("A thread does not advance.", schemas.Stuck)
     ),
     ("ready", "GET /health/ready"): _probe(
-        "Check that new requests can be served (readiness): the default model is loaded, ticks advance, and the daemon"
-        " is not shutting down",
+        "Check that new requests can be served (readiness)",
         Reply(
-            "The model is being loaded, also again after its engine has ended; a tick or a thread does not advance; or"
-            " the daemon is shutting down.",
+            "The model is being loaded (again), a tick or a thread does not advance, or the daemon is shutting down.",
             any_of(schemas.Loading, schemas.Wedged, schemas.Stuck, schemas.Draining),
         ),
     ),

@@ -16,16 +16,10 @@ _TOOL = {"name": "get_weather", "description": "The weather in a city.", "input_
 
 OPERATIONS = {
     ("messages", "POST /v1/messages"): Operation(
-        "Create the next message of a conversation. Fields that are not listed, such as cache_control, are ignored."
-        " Images are for models that take them (--mmproj), and are sent as base64; a body may have up to"
-        " --max-chat-bytes bytes. A prompt that is too long for the context is refused with Anthropic's own error"
-        " message, which agents recognize. A stream without other events has a ping every 15 seconds.",
-        streamed(
-            schemas.AnthropicMessage,
-            schemas.AnthropicEvent,
-            "Each event has a name, which is the type of the JSON object in its data. Blocks follow one another.",
-            _ID | GENERATED,
-        ),
+        "Create the next message of a conversation. cache_control is ignored. Images are sent as base64. A prompt that"
+        " is too long for the context is refused with Anthropic's own error message, which agents recognize. A stream"
+        " without other events has a ping every 15 seconds.",
+        streamed(schemas.AnthropicMessage, schemas.AnthropicEvent, "Blocks follow one another.", _ID | GENERATED),
         takes(
             schemas.MessageRequest,
             plain=_CHAT,
@@ -34,8 +28,7 @@ OPERATIONS = {
         ),
     ),
     ("countTokens", "POST /v1/messages/count_tokens"): Operation(
-        "Count the tokens of a prompt. Takes a body of /v1/messages, of which only the fields that form the prompt are"
-        " read.",
+        "Count the tokens of a prompt. Takes a body of /v1/messages, of which only what forms the prompt is read.",
         schemas.CountTokensReply,
         takes(schemas.AnthropicConversation, plain={"model": "any", "system": "Be brief.", "messages": said(COLOURS)}),
     ),

@@ -10,12 +10,11 @@ _CHATS = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
 
 OPERATIONS = {
     ("listFiles", "GET /v1/files"): Operation(
-        "List files. One page at a time, the latest first.", schemas.ListFilesReply, parameters=schemas.FilesQuery
+        "List files, a page at a time", schemas.ListFilesReply, parameters=schemas.FilesQuery
     ),
     ("createFile", "POST /v1/files"): Operation(
-        "Send a file. Only with --store, and for batches. The form may have up to --max-chat-bytes bytes, and a quarter"
-        " of --store-bytes, which is also what all files of a key or an address may have. A file is deleted after"
-        " --store-age days.",
+        "Send a file. Only with --store, and for batches. The form may have a quarter of --store-bytes, which is also"
+        " what all files of a key or an address may have. A file is deleted after --store-age days.",
         schemas.FileReply,
         form(schemas.FileForm),
     ),
@@ -27,14 +26,12 @@ OPERATIONS = {
         "Get a file's content", Reply("The file's bytes.", content={"application/octet-stream": None})
     ),
     ("listBatches", "GET /v1/batches"): Operation(
-        "List batches. One page at a time, the latest first.", schemas.ListBatchesReply, parameters=schemas.BatchesQuery
+        "List batches, a page at a time, the latest first", schemas.ListBatchesReply, parameters=schemas.BatchesQuery
     ),
     ("createBatch", "POST /v1/batches"): Operation(
-        "Run the requests in a file. Each line of the file is an object with custom_id, method (POST), url (the"
-        " endpoint) and body (what the endpoint takes, without stream). Up to 50,000 lines, and 16 MiB each. They run"
-        " in the class background, a few at a time, and go on after a restart. Answers are lines of the output, in any"
-        " order; requests that failed are lines of the file with errors. A file with a line that is no request fails as"
-        " a whole, with the line's number.",
+        "Run the requests in a file. They run in the class background, a few at a time, and go on after a restart."
+        " Answers are lines of the output, in any order; requests that failed are lines of the file with errors. A file"
+        " with a line that is no request fails as a whole, with the line's number.",
         schemas.BatchReply,
         takes(schemas.BatchRequest, plain={"input_file_id": "file-0123456789abcdef01234567", **_CHATS}),
     ),

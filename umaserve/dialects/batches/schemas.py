@@ -94,7 +94,11 @@ class DeleteFileReply(Declared):
 
 
 class BatchRequest(Declared):
-    input_file_id = required(string(1, 64), "A file of the purpose batch.")
+    input_file_id = required(
+        string(1, 64),
+        "A file of the purpose batch. Each line is an object with custom_id, method (POST), url (the endpoint) and body"
+        " (what the endpoint takes, without stream). Up to 50,000 lines, and 16 MiB each.",
+    )
     endpoint = required(choice(*ENDPOINTS))
     completion_window = required(choice(WINDOW), "Lines that have not run by then never do.")
     metadata = optional(METADATA)

@@ -11,13 +11,11 @@ ERRORS = Errors("Mcp", McpError)
 
 _CLIENT = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "example", "version": "1"}}
 _CALL = {"name": "ask", "arguments": {"prompt": COLOURS, "max_tokens": 16}}
+_PROGRESS = {"_meta": {"progressToken": "t"}}
 _REPLY = Reply(
     "The response.",
     any_of(McpResult, McpError),
-    (
-        any_of(McpProgress, McpResult, McpError),
-        "The notifications about the call's progress, and the response as the last event.",
-    ),
+    (any_of(McpProgress, McpResult, McpError), "The call's progress, and the response as the last event."),
 )
 
 OPERATIONS = {
@@ -34,18 +32,11 @@ OPERATIONS = {
             handshake={"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": _CLIENT},
             list={"jsonrpc": "2.0", "id": 2, "method": "tools/list"},
             call={"jsonrpc": "2.0", "id": "three", "method": "tools/call", "params": _CALL},
-            progress={
-                "jsonrpc": "2.0",
-                "id": 4,
-                "method": "tools/call",
-                "params": {**_CALL, "_meta": {"progressToken": "t"}},
-            },
+            progress={"jsonrpc": "2.0", "id": 4, "method": "tools/call", "params": {**_CALL, **_PROGRESS}},
         ),
         (Parameter("MCP-Protocol-Version", "header", about="The revision; absent: one from before 2026-07-28."),),
         {"202": Reply("A notification, or a response, was taken.")},
     )
 }
 
-REFERENCE = Reference(
-    "MCP", "The Model Context Protocol, of which this is a server: tools for other agents.", ERRORS, OPERATIONS
-)
+REFERENCE = Reference("MCP", "A server of the Model Context Protocol: tools for other agents.", ERRORS, OPERATIONS)

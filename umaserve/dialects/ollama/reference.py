@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from umaserve.dialects.examples import COLOURS, SKY, YES_OR_NO, said
+from umaserve.dialects.examples import COLOURS, ONCE, SKY, YES_OR_NO, said
 from umaserve.dialects.ollama import schemas
 from umaserve.dialects.reference import CACHED, Errors, Operation, Reference, Reply, takes
 from umaserve.wire.declared import Declared
@@ -11,7 +11,9 @@ ERRORS = Errors("Ollama", schemas.OllamaError)
 
 _NAMED = {"model": "SmolLM2-135M-Instruct.Q4_1"}
 _WHOLE = {**_NAMED, "stream": False}
-_CHAT = {**_NAMED, "messages": said(COLOURS), "options": {"num_predict": 16}}
+_SHORT = {"options": {"num_predict": 16}}
+_CHAT = {**_NAMED, **_SHORT, "messages": said(COLOURS)}
+_REFUSED = Operation("Refused. Not supported: the daemon's operator manages its models. Returns 400.")
 _LINES = "Each line is a JSON object (x-line). An error after the first line is a line with an OllamaError."
 
 
@@ -19,13 +21,8 @@ def _answer(of: type[Declared]) -> Reply:
     return Reply("The whole answer, or its lines.", of, lines=(of, _LINES), headers=CACHED)
 
 
-_REFUSED = Operation("Refused. Not supported: the daemon's operator manages its models. Returns 400.")
-
-
 OPERATIONS = {
-    ("ollamaVersion", "GET /api/version"): Operation(
-        "Get the version of Ollama that this API follows", schemas.OllamaVersion
-    ),
+    ("ollamaVersion", "GET /api/version"): Operation("Get the Ollama version that is followed", schemas.OllamaVersion),
     ("ollamaTags", "GET /api/tags"): Operation("List all models, the default one first", schemas.OllamaModels),
     ("ollamaPs", "GET /api/ps"): Operation("List the loaded models", schemas.OllamaLoadedModels),
     ("ollamaShow", "POST /api/show"): Operation(
@@ -51,14 +48,8 @@ OPERATIONS = {
         _answer(schemas.OllamaGenerateAnswer),
         takes(
             schemas.OllamaGenerateRequest,
-            plain={**_WHOLE, "prompt": COLOURS, "options": {"num_predict": 16}},
-            streamed={
-                **_NAMED,
-                "prompt": "Once upon a time",
-                "raw": True,
-                "options": {"num_predict": 16},
-                "stream": True,
-            },
+            plain={**_WHOLE, **_SHORT, "prompt": COLOURS},
+            streamed={**_NAMED, **_SHORT, "prompt": ONCE, "raw": True, "stream": True},
             unload={**_WHOLE, "keep_alive": 0},
         ),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from umaserve.dialects.anthropic.schemas import AnthropicModel, AnthropicModels
-from umaserve.dialects.examples import CITY, COLOURS, SKY, WEATHER, YES_OR_NO, said
+from umaserve.dialects.examples import CITY, COLOURS, ONCE, SKY, WEATHER, YES_OR_NO, said
 from umaserve.dialects.openai import reply_schemas, schemas, sound_schemas
 from umaserve.dialects.reference import Errors, Operation, Reference, Reply, form, refused, streamed, takes
 from umaserve.dialects.schemas import Error
@@ -11,15 +11,14 @@ from umaserve.wire.declared import any_of, one_of, string
 
 ERRORS = Errors("", Error, refused(form=", or not a form where one is needed"))
 
-_ONCE = "Once upon a time"
 _CHAT = {"messages": said(COLOURS), "max_completion_tokens": 16}
 _STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+_CAT, _BASE64 = "A cat sat on the mat.", {"encoding_format": "base64"}
 _FUNCTION = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
 _FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": YES_OR_NO}}
 _DONE = "The last event is `data: [DONE]`. An error is an event with an Error in place of a chunk."
 _TRANSCRIPT = Reply(
-    "The text. With response_format verbose_json, srt and vtt it is one segment as long as the recording, since the"
-    " models give no times.",
+    "The text. In verbose_json, srt and vtt it is one segment as long as the recording: models give no times.",
     one_of(sound_schemas.Transcript, sound_schemas.VerboseTranscript),
     (
         one_of(sound_schemas.TranscriptDelta, sound_schemas.TranscriptDone),
@@ -30,14 +29,7 @@ _TRANSCRIPT = Reply(
 
 OPERATIONS = {
     ("chat", "POST /v1/chat/completions"): Operation(
-        "Create the next message of a conversation. Where the model's chat template has no tools, the system message"
-        " describes them; either way a grammar constrains the arguments of a call to their schema, as far as it can"
-        " (strict). In response_format, a keyword of a JSON schema that no grammar can enforce (uniqueItems, if,"
-        " contains, most uses of not, look-ahead in patterns and the like) is refused by its path, and oneOf counts as"
-        " anyOf. A schema, or those of all tools, may have 256 KiB. Images and recordings are for models that take them"
-        " (--mmproj); a body with them may have up to --max-chat-bytes bytes.\n\nWith the modalities text and audio the"
-        " answer is spoken, by the daemon's only voice; its text is the transcript, without thoughts. This needs one"
-        " choice, and no tools.",
+        "Create the next message of a conversation",
         streamed(reply_schemas.ChatCompletion, reply_schemas.ChatCompletionChunk, _DONE),
         takes(
             schemas.ChatRequest,
@@ -49,8 +41,7 @@ OPERATIONS = {
         ),
     ),
     ("countChatTokens", "POST /v1/chat/completions/input_tokens"): Operation(
-        "Count the tokens of a prompt. Takes a body of /v1/chat/completions, whose other fields are checked and have no"
-        " effect.",
+        "Count the tokens of a prompt. Takes a body of /v1/chat/completions, whose other fields are only checked.",
         reply_schemas.CountChatTokensReply,
         takes(schemas.ChatRequest, plain={"messages": said(COLOURS)}),
     ),
@@ -59,10 +50,10 @@ OPERATIONS = {
         streamed(reply_schemas.Completion, reply_schemas.CompletionChunk, _DONE),
         takes(
             schemas.CompletionRequest,
-            plain={"prompt": _ONCE, "max_tokens": 8, "temperature": 0},
-            several={"prompt": [_ONCE, [504, 2042]], "max_tokens": 8, "logprobs": 2},
-            streamed={"prompt": _ONCE, "echo": True, "max_tokens": 8, "top_k": 20, "min_p": 0.1, **_STREAM},
-            scored={"prompt": _ONCE, "echo": True, "logprobs": 1, "prompt_logprobs": 1, "max_tokens": 0},
+            plain={"prompt": ONCE, "max_tokens": 8, "temperature": 0},
+            several={"prompt": [ONCE, [504, 2042]], "max_tokens": 8, "logprobs": 2},
+            streamed={"prompt": ONCE, "echo": True, "max_tokens": 8, "top_k": 20, "min_p": 0.1, **_STREAM},
+            scored={"prompt": ONCE, "echo": True, "logprobs": 1, "prompt_logprobs": 1, "max_tokens": 0},
         ),
     ),
     ("speak", "POST /v1/audio/speech"): Operation(
@@ -74,8 +65,7 @@ OPERATIONS = {
             "The sound, in chunks. A WAV file's header says 4294967295 for both of its sizes.",
             events=(
                 one_of(sound_schemas.SpeechDelta, sound_schemas.SpeechDone),
-                "speech.audio.delta with the next bytes of the file in base64, and at the end speech.audio.done, or an"
-                " error.",
+                "speech.audio.delta with bytes of the file in base64, and at the end speech.audio.done, or an error.",
             ),
             content=dict.fromkeys(f"audio/{kind}" for kind in ("mpeg", "ogg", "aac", "flac", "wav", "pcm")),
         ),
@@ -86,15 +76,12 @@ OPERATIONS = {
         ),
     ),
     ("listVoices", "GET /v1/audio/voices"): Operation(
-        "List the voices that speak texts. For Open WebUI and other clients. The daemon has one voice or none; any name"
-        " in a request selects that voice.",
+        "List the voices that speak texts. The daemon has one voice or none; any name in a request selects that voice.",
         sound_schemas.Voices,
     ),
     ("transcribe", "POST /v1/audio/transcriptions"): Operation(
-        "Transcribe a recording. A form with a sound file in any format that ffmpeg reads, only for models that take"
-        " audio (--mmproj); the form may have up to --max-chat-bytes bytes, and the recording 30 minutes. A recording"
-        " that does not fit into the context, and a transcript that reaches the limit of an answer, are errors: nothing"
-        " is truncated.",
+        "Transcribe a recording. A form with a sound file in any format that ffmpeg reads, of up to 30 minutes. A"
+        " recording too long for the context, or a transcript for an answer, is an error: nothing is truncated.",
         _TRANSCRIPT,
         form(sound_schemas.TranscriptionForm),
     ),
@@ -104,14 +91,9 @@ OPERATIONS = {
         form(sound_schemas.TranslationForm),
     ),
     ("embed", "POST /v1/embeddings"): Operation(
-        "Create an embedding of unit length for each text. 400 for a model that is not made for embeddings, unless the"
-        " daemon runs with --pooling.",
+        "Create an embedding of unit length for each text. 400 for a model of another kind, without --pooling.",
         reply_schemas.Embeddings,
-        takes(
-            schemas.EmbeddingsRequest,
-            plain={"input": "A cat sat on the mat."},
-            several={"input": ["A cat sat on the mat.", "Stock markets fell."], "encoding_format": "base64"},
-        ),
+        takes(schemas.EmbeddingsRequest, plain={"input": _CAT}, several={"input": [_CAT, ONCE], **_BASE64}),
     ),
     ("listModels", "GET /v1/models"): Operation(
         "List the models, the default one first. With the header anthropic-version, the reply has the form of"

@@ -218,7 +218,11 @@ class _Request(Declared):
         " llama-server "
         "does.",
     )
-    response_format = optional(by_type(PlainFormat, SchemaFormat))
+    response_format = optional(
+        by_type(PlainFormat, SchemaFormat),
+        "A schema may have 256 KiB. A keyword that no grammar can enforce (uniqueItems, if, contains, most uses of not,"
+        " look-ahead in patterns and the like) is refused by its path, and oneOf counts as anyOf.",
+    )
 
 
 class ChatRequest(_Request, Sampling, Computation, Targets, Thoughts, TemplateKwargs):
@@ -246,12 +250,21 @@ class ChatRequest(_Request, Sampling, Computation, Targets, Thoughts, TemplateKw
     top_logprobs = optional(
         whole(0, MAX_TOP_LOGPROBS), "Return also those of this many of the likeliest tokens; needs logprobs."
     )
-    tools = optional(array(TOOL, high=MAX_TOOLS, of="tools"))
+    tools = optional(
+        array(TOOL, high=MAX_TOOLS, of="tools"),
+        "Where the model's chat template has no tools, the system message describes them; either way a grammar"
+        " constrains the arguments of a call to their schema, as far as it can (strict). All schemas may have 256 KiB.",
+    )
     tool_choice = omittable(ToolChoice)
     parallel_tool_calls = optional(
         boolean(), "Whether there may be several calls. The default is true, unless a call is required."
     )
-    modalities = optional(_MODALITIES, "Whether the answer is spoken too.", default=["text"])
+    modalities = optional(
+        _MODALITIES,
+        "Whether the answer is spoken too, by the daemon's only voice; its text is then the transcript, without"
+        " thoughts. This needs one choice, and no tools.",
+        default=["text"],
+    )
     audio = optional(_SpokenAnswer, "How the answer is spoken; needs the modality audio.")
 
 

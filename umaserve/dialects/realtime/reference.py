@@ -5,26 +5,20 @@ from __future__ import annotations
 from umaserve.dialects.openai.reference import ERRORS
 from umaserve.dialects.realtime import schemas
 from umaserve.dialects.reference import Operation, Parameter, Reference, Reply, takes, websocket
-from umaserve.wire.declared import string
 
 _HANDSHAKE = (
     Parameter("model", "query", about="The session's model; without it, the default model."),
-    Parameter(
-        "Sec-WebSocket-Protocol",
-        "header",
-        string(description="`realtime`, and `openai-insecure-api-key.KEY` where a key is needed."),
-    ),
+    Parameter("Sec-WebSocket-Protocol", "header", about="`realtime`, and for a key `openai-insecure-api-key.KEY`."),
 )
 _SESSION = {"type": "realtime", "instructions": "Be brief.", "output_modalities": ["text"]}
 _MINUTE = {"anchor": "created_at", "seconds": 60}
 
 OPERATIONS = {
     ("realtime", "GET /v1/realtime"): websocket(
-        "WebSocket: a conversation in real time. Text messages, each one JSON object: the client's events"
-        " (x-client-message) and the server's (x-server-message), as in the general availability of OpenAI's Realtime"
-        " API. A conversation is limited to 1,024 items and 16 MiB, and an event to 4 MiB. A prompt that is too long"
-        " fails its response; nothing is truncated.\n\nWhere keys are needed, a browser offers the subprotocols"
-        " `realtime` and `openai-insecure-api-key.KEY`, where KEY may be a client secret.",
+        "WebSocket: a conversation in real time. As in the general availability of OpenAI's Realtime API. A"
+        " conversation is limited to 1,024 items and 16 MiB, and an event to 4 MiB. A prompt that is too long fails its"
+        " response; nothing is truncated.\n\nWhere keys are needed, a browser offers the subprotocols `realtime` and"
+        " `openai-insecure-api-key.KEY`, where KEY may be a client secret.",
         (schemas.RealtimeClientEvent, schemas.RealtimeServerEvent),
         ERRORS.error,
         parameters=_HANDSHAKE,

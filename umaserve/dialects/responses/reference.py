@@ -12,21 +12,14 @@ _INPUT = [{"role": "user", "content": [{"type": "input_text", "text": "Hello!"}]
 _LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 _FORMAT = {"type": "json_schema", "name": "answer", "schema": YES_OR_NO}
 _FUNCTION = {"type": "function", "name": "get_weather", "parameters": CITY}
-
 _MESSAGE = {"type": "message", "role": "user", "content": "Hello!"}
+_EVENTS = "Items follow one another. The last event has the whole response: completed, incomplete or failed."
 
 RESPONSES = {
     ("createResponse", "POST /v1/responses"): Operation(
-        "Create the next response of a conversation. Images and recordings are for models that take them (--mmproj); a"
-        " body with them may have up to --max-chat-bytes bytes. Tools that OpenAI's service would run itself are"
-        " ignored, with a line in the log. A stream without other events has response.in_progress every 15 seconds.",
-        streamed(
-            reply_schemas.Response,
-            reply_schemas.ResponseEvent,
-            "Each event has a name, which is the type of the JSON object in its data. Items follow one another. The"
-            " last event has the whole response: completed, incomplete or failed.",
-            CAPPED,
-        ),
+        "Create the next response of a conversation. Tools that OpenAI's service would run itself are ignored, with a"
+        " line in the log. A stream without other events has response.in_progress every 15 seconds.",
+        streamed(reply_schemas.Response, reply_schemas.ResponseEvent, _EVENTS, CAPPED),
         takes(
             schemas.ResponseRequest,
             plain=_PLAIN,
@@ -36,56 +29,48 @@ RESPONSES = {
         ),
     ),
     ("connectResponses", "GET /v1/responses"): websocket(
-        "WebSocket: responses one after another. OpenAI's WebSocket mode: text messages, each one JSON object. Each"
-        " message of the client's (x-client-message) is a body of POST /v1/responses and asks for a response, whose"
-        " events come as messages (x-server-message); one that comes meanwhile waits. previous_response_id may name a"
-        " response of this connection that isn't stored, as long as those take up to 2 MiB, the latest last; where what"
-        " follows fails, it is forgotten. Closing the connection cancels the response. A message may have up to"
-        " --max-chat-bytes bytes. Not through relays.",
+        "WebSocket: responses one after another. OpenAI's WebSocket mode. A client's message is a body of POST"
+        " /v1/responses and asks for a response, whose events come as messages; one that comes meanwhile waits."
+        " previous_response_id may name a response of this connection that isn't stored, as long as those take up to 2"
+        " MiB, the latest last; where what follows fails, it is forgotten. Closing the connection cancels the response."
+        " A message may have up to --max-chat-bytes bytes. Not through relays.",
         (websocket_schemas.ResponseCreate, websocket_schemas.ResponseServerMessage),
         ERRORS.error,
     ),
     ("countResponseTokens", "POST /v1/responses/input_tokens"): Operation(
-        "Count the tokens of a prompt. Takes a body of /v1/responses, whose other fields are checked and have no"
-        " effect.",
+        "Count the tokens of a prompt. Takes a body of /v1/responses, whose other fields are only checked.",
         reply_schemas.CountResponseTokensReply,
         takes(schemas.ResponseRequest, plain={"input": COLOURS}),
     ),
     ("compactConversation", "POST /v1/responses/compact"): Operation(
-        "Compact a conversation. The model writes a summary of the conversation, in at most 2048 tokens (a longer one"
-        " is truncated). The output is the input of the next request, and new items follow it: the user's latest"
-        " messages, up to 16 KiB as JSON, and the summary. All else is left out: send the instructions anew. Nothing is"
-        " stored.",
+        "Compact a conversation. The model writes a summary of the conversation, in at most 2048 tokens (more are"
+        " truncated). The output is the input of the next request, and new items follow it: the user's latest messages,"
+        " up to 16 KiB as JSON, and the summary. All else is left out: send the instructions anew. Nothing is stored.",
         Reply("OK", reply_schemas.CompactionReply, headers=CAPPED),
         takes(schemas.CompactionRequest, plain={"input": _INPUT}),
     ),
     ("getResponse", "GET /v1/responses/{response_id}"): Operation(
-        "Get a stored response. Responses are stored in memory for an hour, or in the folder --store for --store-age;"
-        " up to an eighth of --store-bytes for a key or an address, of which the oldest are evicted first. Through a"
-        " relay, the relay stores them, in memory.",
+        "Get a stored response. Stored in memory for an hour, or in the folder --store for --store-age; up to an eighth"
+        " of --store-bytes for a key or an address, the oldest evicted first. A relay stores them itself, in memory.",
         reply_schemas.Response,
     ),
     ("deleteResponse", "DELETE /v1/responses/{response_id}"): Operation(
-        "Delete a stored response. A response that still runs in the background is cancelled.",
-        reply_schemas.DeleteResponseReply,
+        "Delete a stored response. One that still runs is cancelled.", reply_schemas.DeleteResponseReply
     ),
     ("listInputItems", "GET /v1/responses/{response_id}/input_items"): Operation(
-        "List the input items of a response. One page at a time, the latest first.",
-        reply_schemas.ListItemsReply,
-        parameters=kept_schemas.ItemsQuery,
+        "List a response's input, a page at a time", reply_schemas.ListItemsReply, parameters=kept_schemas.ItemsQuery
     ),
     ("cancelResponse", "POST /v1/responses/{response_id}/cancel"): Operation(
-        "Cancel a background response. The output so far is kept. A response that has ended is not changed. A body is"
-        " ignored.",
+        "Cancel a background response. Its output so far is kept. One that has ended stays. A body is ignored.",
         reply_schemas.Response,
     ),
 }
 
 CONVERSATIONS = {
     ("createConversation", "POST /v1/conversations"): Operation(
-        "Begin a conversation. Its items precede those of a request to /v1/responses that names it, and these and the"
-        " answer's are added to it once the response is completed or incomplete. Conversations are stored as responses"
-        " are, and for as long after their last change.",
+        "Begin a conversation. Its items precede those of a request to /v1/responses that names it, and with the"
+        " answer's are added to it once that is completed or incomplete. Stored as responses are, from its last change"
+        " on.",
         reply_schemas.ConversationReply,
         takes(kept_schemas.ConversationRequest, empty={}, begun={"items": [_MESSAGE], "metadata": {"topic": "thanks"}}),
     ),
@@ -98,18 +83,16 @@ CONVERSATIONS = {
         takes(kept_schemas.ConversationUpdate, plain={"metadata": {"topic": "farewells"}}),
     ),
     ("deleteConversation", "DELETE /v1/conversations/{conversation_id}"): Operation(
-        "Delete a conversation. Its items are deleted too; responses that went on with it stay.",
-        reply_schemas.DeleteConversationReply,
+        "Delete a conversation and its items. Its responses stay.", reply_schemas.DeleteConversationReply
     ),
     ("listConversationItems", "GET /v1/conversations/{conversation_id}/items"): Operation(
-        "List the items of a conversation. One page at a time, the latest first. Each item has all that is stored of"
-        " it: include has no effect.",
+        "List the items of a conversation, a page at a time. Each has all that is stored of it.",
         reply_schemas.ListItemsReply,
         parameters=kept_schemas.ItemsQuery,
     ),
     ("addConversationItems", "POST /v1/conversations/{conversation_id}/items"): Operation(
-        "Add items to a conversation. Up to 20 at a time, 4096 in all, and a quarter of what a key or an address may"
-        " store. An item whose id is taken gets another.",
+        "Add items to a conversation. Up to 4096, and a quarter of what a key may store. An item whose id is taken gets"
+        " another.",
         reply_schemas.ListItemsReply,
         takes(kept_schemas.ConversationItems, plain={"items": [_MESSAGE]}),
     ),

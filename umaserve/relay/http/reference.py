@@ -34,10 +34,11 @@ from umaserve.wire.declared import Kind, any_of, string, value
 FRAME = Frame(
     "umaserve relay",
     "One address for many machines: the relay forwards requests unchanged to workers, which have the models, and"
-    " returns their answers unchanged. The server behind a worker defines what a body may contain and what the answer"
-    " is: for a daemon, see its own /openapi.json. If a stream of events is interrupted, it ends with an event of"
-    " RelayError; any other answer just ends. Bodies are JSON in UTF-8 with `Content-Type: application/json`. GET paths"
-    " answer HEAD too, and all answer OPTIONS. When a client disconnects, its request is cancelled.",
+    " returns their answers, errors included, unchanged. The server behind a worker defines what a body may contain and"
+    " what the answer is: for a daemon, see its own /openapi.json. If a stream of events is interrupted, it ends with"
+    " an event of RelayError; any other answer just ends. Bodies are JSON in UTF-8 with `Content-Type:"
+    " application/json`. GET paths answer HEAD too, and all answer OPTIONS. When a client disconnects, its request is"
+    " cancelled.",
     keys={
         "key": bearer("A client's key (--client-keys); without that setting, none is needed."),
         "admin": bearer("The token of administrators."),
@@ -55,10 +56,9 @@ ERRORS = Errors(
     schemas.AnyError,
     "By the relay: 400 for what is in the request, 401 without a valid key, 404 for its path or model, 405, 408 where"
     " it arrived too slowly, 413 where it is too large, 415 where it is no JSON, 429 where the queue is full or there"
-    " were too many wrong tokens. Or an error of the worker, unchanged.",
+    " were too many wrong tokens.",
     "By the relay: 502 where a worker failed, 503 where it is shutting down, workers were lost too often or none"
-    " supports WebSockets or sound, 504 where no worker was free in time or one took too long. Or an error of the"
-    " worker, unchanged.",
+    " supports WebSockets or sound, 504 where no worker was free in time or one took too long.",
     plain=True,
 )
 
@@ -68,71 +68,63 @@ _DAEMONS = {
     for (name, at), operation in reference.operations.items()
 }
 """A daemon's operations, each with its name and the API that it is of."""
-_BODIES = {
-    **dict.fromkeys(FORM_PATHS, form(schemas.TranscribeBody)),
-    "/v1/responses": Body(schemas.ResponseRequest),
-    "/v1/responses/input_tokens": Body(schemas.ResponseRequest),
-    "/v1/responses/compact": Body(schemas.CompactionRequest),
+_ITEMS = "The worker gets all items of a conversation."
+_READ = {
+    **dict.fromkeys(FORM_PATHS, (form(schemas.TranscribeBody), "")),
+    "/v1/responses": (
+        Body(schemas.ResponseRequest),
+        "The relay stores the response, and sets store, background, conversation and previous_response_id in an answer"
+        " in one piece. A stream is forwarded unchanged, and only workers of umaserve have the same values in it. A"
+        " worker gets all items of a conversation, and neither its id, previous_response_id nor background.",
+    ),
+    "/v1/responses/input_tokens": (Body(schemas.ResponseRequest), _ITEMS),
+    "/v1/responses/compact": (Body(schemas.CompactionRequest), _ITEMS),
 }
-"""Bodies of which the relay reads more than the model."""
-_ABOUTS = {
-    "/v1/responses": "The relay stores the response, and sets store, background, conversation and previous_response_id"
-    " in an answer in one piece. A stream is forwarded unchanged, and only workers of umaserve have the same values in"
-    " it. A worker gets all items of a conversation, and neither its id, previous_response_id nor background.",
-    "/v1/responses/input_tokens": "The worker gets all items of a conversation.",
-    "/v1/responses/compact": "The worker gets all items of a conversation.",
-}
+"""Bodies of which the relay reads more than the model, and what it makes of them."""
 _MODEL = Parameter("model", "query", about='The model of messages that name none, or "default"; without it, any.')
 
 
 def _posted(path: str) -> tuple[tuple[str, str], Operation]:
     """The operation of a daemon, as a worker answers it through the relay."""
     name, operation, api = _DAEMONS[f"POST {path}"]
-    about = f"{operation.summary} ({api}). {_ABOUTS.get(path, '')}"
+    body, more = _READ.get(path, (Body(schemas.Request), ""))
     reply = operation.ok["200"]
     content = dict.fromkeys(reply.contents, string())
     if reply.json is not None:
         content["application/json"] = value() if isinstance(reply.json, Kind) else value(type="object")
     reply = Reply("The worker's answer, unchanged.", content=content)
-    return (name, f"POST {path}"), Operation(about, reply, _BODIES.get(path, Body(schemas.Request)))
+    return (name, f"POST {path}"), Operation(f"{operation.summary} ({api}). {more}", reply, body)
 
 
 def _conversation(path: str) -> tuple[tuple[str, str], Operation]:
     """The WebSocket of a daemon, as a worker answers it through the relay."""
     name, operation, api = _DAEMONS[f"GET {path}"]
-    about = (
-        f"{operation.summary} ({api}). Frames are forwarded to and from a worker unchanged. For the worker it is one"
-        " request, from the first frame to the close."
-    )
+    about = f"{operation.summary} ({api}). Frames are forwarded unchanged; all, from first to close, are one request."
     return (name, f"GET {path}"), websocket(about, None, schemas.Error, (_MODEL,))
 
 
-_RELAYED = dict(
-    [
-        *(_posted(path) for path in sorted(relayed.RELAYED - relayed.ALIASES.keys())),
-        *(_conversation(path) for path in sorted(relayed.CONVERSATIONS)),
-    ]
-)
+_POSTED = map(_posted, sorted(relayed.RELAYED - relayed.ALIASES.keys()))
+_RELAYED = dict([*_POSTED, *map(_conversation, sorted(relayed.CONVERSATIONS))])
 
-_CLOSING = {"503": Reply("The relay is shutting down.", schemas.Health)}
+_OPEN = Operation(
+    "Check that the relay takes new requests, also without workers: requests wait for one",
+    schemas.Health,
+    replies={"503": Reply("The relay is shutting down.", schemas.Health)},
+    security=(),
+)
 _OWN = {
     ("getResponse", "GET /v1/responses/{response_id}"): Operation(
-        "Get a stored response. Responses are stored in memory for an hour, up to 16 MiB for a key or an address; the"
-        " oldest are evicted first.",
+        "Get a stored response. In memory for an hour, up to 16 MiB for a key or an address, the oldest evicted first.",
         schemas.Response,
     ),
     ("deleteResponse", "DELETE /v1/responses/{response_id}"): Operation(
-        "Delete a stored response. A response that still runs in the background is cancelled.",
-        schemas.DeleteResponseReply,
+        "Delete a stored response. One that still runs is cancelled.", schemas.DeleteResponseReply
     ),
     ("listInputItems", "GET /v1/responses/{response_id}/input_items"): Operation(
-        "List the input items of a response. One page at a time, the latest first.",
-        schemas.ListInputItemsReply,
-        parameters=ItemsQuery,
+        "List a response's input, a page at a time", schemas.ListInputItemsReply, parameters=ItemsQuery
     ),
     ("cancelResponse", "POST /v1/responses/{response_id}/cancel"): Operation(
-        "Cancel a background response. Its output so far is lost. A response that has ended is not changed. A body is"
-        " ignored.",
+        "Cancel a background response. Its output so far is lost. One that has ended stays. A body is ignored.",
         schemas.Response,
     ),
     **CONVERSATIONS,
@@ -153,25 +145,12 @@ _OWN = {
         " name that begins with claude means the only or default model.",
         any_of(schemas.Model, schemas.AnthropicModel),
     ),
-    ("ollamaTags", "GET /api/tags"): Operation(
-        "List the models of the connected workers, in Ollama's API", schemas.OllamaTagsReply
-    ),
-    ("ollamaRunning", "GET /api/ps"): Operation(
-        "List the same models as loaded, in Ollama's API", schemas.OllamaTagsReply
-    ),
-    ("ollamaVersion", "GET /api/version"): Operation(
-        "Get the version of Ollama that this API follows", schemas.OllamaVersionReply
-    ),
-    ("health", "GET /health"): Operation(
-        "Check that the relay takes new requests", schemas.Health, replies=_CLOSING, security=()
-    ),
+    ("ollamaTags", "GET /api/tags"): Operation("List the models, in Ollama's API", schemas.OllamaTagsReply),
+    ("ollamaRunning", "GET /api/ps"): Operation("List the models as loaded, in Ollama's API", schemas.OllamaTagsReply),
+    ("ollamaVersion", "GET /api/version"): Operation("Get the Ollama version it follows", schemas.OllamaVersionReply),
+    ("health", "GET /health"): _OPEN,
     ("live", "GET /health/live"): Operation("Check that the relay answers (liveness)", schemas.Health, security=()),
-    ("ready", "GET /health/ready"): Operation(
-        "Check that the relay takes new requests (readiness), also without workers: requests wait for one",
-        schemas.Health,
-        replies=_CLOSING,
-        security=(),
-    ),
+    ("ready", "GET /health/ready"): _OPEN,
     ("metrics", "GET /metrics"): Operation("Get counters and gauges", METRICS),
     ("document", "GET /openapi.json"): Operation("This document", value(type="object")),
     ("connectWorker", "GET /v1/worker/connect"): Operation(
@@ -188,29 +167,21 @@ _FOR_ADMINISTRATORS = {
     ("stats", "GET /admin/stats"): Operation("Get the values of /metrics", value(type="object")),
     ("adminMetrics", "GET /admin/metrics"): Operation("Get the metrics, with the usage of all keys", METRICS),
     ("drainWorker", "POST /admin/workers/{id}/drain"): Operation(
-        "Drain a worker, and disconnect it", schemas.Worker, _DRAIN
+        "Drain and disconnect a worker", schemas.Worker, _DRAIN
     ),
-    ("drainAll", "POST /admin/drain"): Operation(
-        "Drain all workers, and disconnect them", schemas.ListWorkersReply, _DRAIN
-    ),
+    ("drainAll", "POST /admin/drain"): Operation("Drain and disconnect all workers", schemas.ListWorkersReply, _DRAIN),
     ("refreshWorker", "POST /admin/workers/{id}/refresh"): Operation("Ask a worker for its models", schemas.Done),
     ("refreshAll", "POST /admin/refresh"): Operation("Ask all workers for their models", schemas.Done),
     ("listKeys", "GET /admin/keys"): Operation("List the clients' keys, without their secrets", schemas.ListKeysReply),
     ("createKey", "POST /admin/keys"): Operation(
-        "Create a key for a client",
-        body=Body(schemas.CreateKeyBody),
-        replies={"201": Reply("Created", schemas.CreateKeyReply)},
+        "Create a key", body=Body(schemas.CreateKeyBody), replies={"201": Reply("Created", schemas.CreateKeyReply)}
     ),
     ("revokeKey", "DELETE /admin/keys/{id}"): Operation("Revoke a key", schemas.Done),
 }
+_SECURED = {key: replace(operation, security=[{"admin": []}]) for key, operation in _FOR_ADMINISTRATORS.items()}
 
 REFERENCES = (
     Reference("relayed", "Answered by a worker.", ERRORS, _RELAYED),
     Reference("relay", "Answered by the relay.", ERRORS, _OWN),
-    Reference(
-        "operation",
-        "For administrators; available only with --admin-token-file.",
-        ERRORS,
-        {key: replace(operation, security=[{"admin": []}]) for key, operation in _FOR_ADMINISTRATORS.items()},
-    ),
+    Reference("operation", "For administrators; available only with --admin-token-file.", ERRORS, _SECURED),
 )
