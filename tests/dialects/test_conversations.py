@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -84,6 +85,24 @@ def test_a_conversation_is_made_changed_and_deleted():
     with pytest.raises(RequestError, match=r"^conversation_id: expected the id of a conversation ") as gone:
         ask(known, "GET", one)
     assert gone.value.fault is Fault.NOT_FOUND
+
+
+def test_a_tenants_conversations_are_listed_the_last_changed_first():
+    all_kept = AllKept(lambda: 0.0, max_age_s=math.inf, on_disk=True)
+    ann, bob = keeping("ann", all_kept), keeping("bob", all_kept)
+    assert ask(bob, "GET")["data"] == []
+    ids = [ask(ann, "POST", body={"metadata": {"n": str(i)}})["id"] for i in range(3)]
+    ask(ann, "POST", f"{PATH}/{ids[0]}", {"metadata": {"n": "changed"}})
+    first = ask(ann, "GET", query={"limit": "2"})
+    assert [(one["id"], one["metadata"]) for one in first["data"]] == [(ids[0], {"n": "changed"}), (ids[2], {"n": "2"})]
+    assert (first["first_id"], first["last_id"], first["has_more"]) == (ids[0], ids[2], True)
+    assert (first["on_disk"], first["max_age_s"]) == (True, None)
+    rest = ask(ann, "GET", query={"after": ids[2]})
+    assert ([one["id"] for one in rest["data"]], rest["has_more"]) == ([ids[1]], False)
+    in_memory = ask(keeping(), "GET")
+    assert (in_memory["on_disk"], in_memory["max_age_s"]) == (False, 3600)
+    with pytest.raises(RequestError, match=r"^after: expected the id of a listed conversation, got conv_9"):
+        ask(ann, "GET", query={"after": "conv_9"})
 
 
 def test_items_are_added_read_and_deleted():

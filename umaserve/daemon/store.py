@@ -24,7 +24,7 @@ class Store:
     def __init__(self, config: Config, now: Callable[[], float], wake: Callable[[], None]) -> None:
         """``now``: seconds of a clock that only goes forward."""
         max_age_s = (config.store_age * 86400 or math.inf) if config.store else MAX_AGE_S
-        self.kept = kept = AllKept(now, config.store_bytes, max_age_s)
+        self.kept = kept = AllKept(now, config.store_bytes, max_age_s, on_disk=bool(config.store))
         self.files: KeptFiles | None = None
         """Clients' files; ``None`` without a folder."""
         self.threads: list[JobThread] = []

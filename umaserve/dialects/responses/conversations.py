@@ -1,7 +1,8 @@
-"""Pages for the conversations of OpenAI's API: make one, and what it has; read, change and delete them."""
+"""Pages for the conversations of OpenAI's API: make one, and what it has; list, read, change and delete them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -52,12 +53,21 @@ def create(asked: Asked) -> Reply:
     given = ConversationRequest.view(json_body(asked.request.body or b"{}"))
     made = StoredConversation(id=f"conv_{asked.unique}", created_at=asked.now, metadata=given.metadata or {})
     _add(asked, made, given.items or ())
-    return _told(made)
+    return 200, JSON, _told(made)
+
+
+def list_all(asked: Asked) -> Reply:
+    """``GET /v1/conversations``: a page of them, the one that has changed last first."""
+    conversations = asked.kept.conversations
+    told = [(one.id, _told(one)) for one in conversations.all()]
+    max_age_s = None if math.isinf(conversations.max_age_s) else int(conversations.max_age_s)
+    beside = {"on_disk": asked.kept.on_disk, "max_age_s": max_age_s}
+    return 200, JSON, page_of(told, asked.request, kind="conversation", **beside)
 
 
 def retrieve(asked: Asked) -> Reply:
     """``GET /v1/conversations/{id}``."""
-    return _told(asked.conversation)
+    return 200, JSON, _told(asked.conversation)
 
 
 def update(asked: Asked) -> Reply:
@@ -65,7 +75,7 @@ def update(asked: Asked) -> Reply:
     conversation = asked.conversation
     conversation.metadata = ConversationUpdate.view(json_body(asked.request.body)).metadata
     asked.kept.conversations.keep(conversation)
-    return _told(conversation)
+    return 200, JSON, _told(conversation)
 
 
 def delete(asked: Asked) -> Reply:
@@ -98,11 +108,11 @@ def delete_item(asked: Asked) -> Reply:
     _item(asked, conversation)
     conversation.items = {key: item for key, item in conversation.items.items() if key != asked.item_id}
     asked.kept.conversations.keep(conversation)
-    return _told(conversation)
+    return 200, JSON, _told(conversation)
 
 
 METHODS: dict[str, dict[str, Callable[[Asked], Reply]]] = {
-    PATH: {"POST": create},
+    PATH: {"POST": create, "GET": list_all},
     f"{PATH}/{{conversation_id}}": {"GET": retrieve, "POST": update, "DELETE": delete},
     f"{PATH}/{{conversation_id}}/items": {"GET": list_items, "POST": add_items},
     f"{PATH}/{{conversation_id}}/items/{{item_id}}": {"GET": retrieve_item, "DELETE": delete_item},
@@ -127,11 +137,11 @@ def _item(asked: Asked, conversation: StoredConversation) -> bytes:
     return item
 
 
-def _told(conversation: StoredConversation) -> Reply:
+def _told(conversation: StoredConversation) -> bytes:
     told = {
         "id": conversation.id,
         "object": "conversation",
         "created_at": conversation.created_at,
         "metadata": conversation.metadata,
     }
-    return 200, JSON, orjson.dumps(told)
+    return orjson.dumps(told)

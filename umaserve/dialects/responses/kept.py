@@ -129,7 +129,7 @@ class KeptEntries(Generic[E]):
         """Is told of each change, by the tenant and the id of the entry."""
         self._now = now
         self._max_bytes = max_bytes
-        self._max_age_s = max_age_s
+        self.max_age_s = max_age_s
         self._tenants: dict[str, _Tenant[E]] = {}
         self._bytes = 0
 
@@ -160,7 +160,7 @@ class KeptEntries(Generic[E]):
         self.expire()
         kept = self.find(tenant, entry_id)
         if kept is None:
-            expected = f"the id of a {self.kind}{_of_last(self._max_age_s)} that is still stored"
+            expected = f"the id of a {self.kind}{_of_last(self.max_age_s)} that is still stored"
             raise RequestError(Fault.NOT_FOUND, name, f"expected {expected}, got {entry_id[:64]}")
         return kept
 
@@ -183,7 +183,7 @@ class KeptEntries(Generic[E]):
 
     def expire(self) -> None:
         """Forget those that are too old."""
-        until = self._now() - self._max_age_s
+        until = self._now() - self.max_age_s
         for tenant, entry_id in [*self._older(until)]:
             self.drop(tenant, entry_id)
 
@@ -232,6 +232,11 @@ class TenantsEntries(Generic[E]):
     def max_bytes(self) -> int:
         return self._all.max_each
 
+    @property
+    def max_age_s(self) -> float:
+        """Age at which one is forgotten, in seconds; infinite where none is."""
+        return self._all.max_age_s
+
     def keep(self, kept: E) -> None:
         self._all.keep(self._tenant, kept)
 
@@ -254,14 +259,21 @@ class AllKept:
     """Responses and conversations of all tenants."""
 
     def __init__(
-        self, now: Callable[[], float], max_bytes: int = MAX_BYTES_IN_ALL, max_age_s: float = MAX_AGE_S
+        self,
+        now: Callable[[], float],
+        max_bytes: int = MAX_BYTES_IN_ALL,
+        max_age_s: float = MAX_AGE_S,
+        *,
+        on_disk: bool = False,
     ) -> None:
-        """``now``, ``max_age_s``: as of ``KeptEntries``. ``max_bytes``: of both kinds together."""
+        """``now``, ``max_age_s``: as of ``KeptEntries``. ``max_bytes``: of both kinds together. ``on_disk``: whether a
+        file has a copy of them."""
+        self._on_disk = on_disk
         self.responses = KeptEntries[StoredResponse]("response", now, max_bytes // 2, max_age_s)
         self.conversations = KeptEntries[StoredConversation]("conversation", now, max_bytes // 2, max_age_s)
 
     def of(self, tenant: str) -> TenantsKept:
-        return TenantsKept(self.responses.of(tenant), self.conversations.of(tenant))
+        return TenantsKept(self.responses.of(tenant), self.conversations.of(tenant), self._on_disk)
 
     def expire(self) -> None:
         self.responses.expire()
@@ -274,3 +286,5 @@ class TenantsKept:
 
     responses: TenantsEntries[StoredResponse]
     conversations: TenantsEntries[StoredConversation]
+    on_disk: bool
+    """Whether they outlive the program."""

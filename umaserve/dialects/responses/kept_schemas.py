@@ -29,6 +29,6 @@ def _page(given: str, path: str) -> int:
 
 
 class ItemsQuery(Declared):
-    limit = omittable(Kind(_PAGE.schema, _page), "Items of a page.", default=DEFAULT_PAGE)
+    limit = omittable(Kind(_PAGE.schema, _page), "The most that a page has.", default=DEFAULT_PAGE)
     order = omittable(choice("asc", "desc"), "By time.", default="desc")
-    after = omittable(string(), "The id of the item that the page follows.")
+    after = omittable(string(), "The id of what the page follows.")

@@ -52,27 +52,31 @@ def input_items(all_kept: TenantsKept, request: Request) -> Reply:
     return 200, JSON, page_of(items, request)
 
 
-def page_of(items: Sequence[tuple[str | None, bytes]], request: Request) -> bytes:
-    """The page of items that a request's query asks for. ``items``: with their ids, the oldest first."""
+def page_of(
+    items: Sequence[tuple[str | None, bytes]], request: Request, *, kind: str = "item", **beside: object
+) -> bytes:
+    """The page of items that a request's query asks for. ``items``: with their ids, the oldest first; ``kind``: as
+    errors name them. ``beside``: what the list tells besides."""
     query = ItemsQuery(request.query)
     ordered = items if query.order == "asc" else items[::-1]
     if after := query.after:
         ids = [item_id for item_id, _item in ordered]
         if after not in ids:
-            raise RequestError(Fault.BAD_REQUEST, "after", f"expected the id of an item, got {after[:64]}")
+            raise RequestError(Fault.BAD_REQUEST, "after", f"expected the id of a listed {kind}, got {after[:64]}")
         ordered = ordered[ids.index(after) + 1 :]
     page = ordered[: query.limit or DEFAULT_PAGE]
-    return listed(page, more=len(page) < len(ordered))
+    return listed(page, more=len(page) < len(ordered), **beside)
 
 
-def listed(page: Sequence[tuple[str | None, bytes]], *, more: bool) -> bytes:
-    """A list of items in this API's form. ``more``: whether others follow."""
+def listed(page: Sequence[tuple[str | None, bytes]], *, more: bool, **beside: object) -> bytes:
+    """A list of items in this API's form. ``more``: whether others follow. ``beside``: what it tells besides."""
     told = {
         "object": "list",
         "data": [orjson.Fragment(item) for _id, item in page],
         "first_id": page[0][0] if page else None,
         "last_id": page[-1][0] if page else None,
         "has_more": more,
+        **beside,
     }
     return orjson.dumps(told)
 

@@ -74,6 +74,12 @@ CONVERSATIONS = {
         reply_schemas.ConversationReply,
         takes(kept_schemas.ConversationRequest, empty={}, begun={"items": [_MESSAGE], "metadata": {"topic": "thanks"}}),
     ),
+    ("listConversations", "GET /v1/conversations"): Operation(
+        "List conversations. An extension: OpenAI's API lists none. Those of the caller's key or address, one page at a"
+        " time, the one that has changed last first.",
+        reply_schemas.ListConversationsReply,
+        parameters=kept_schemas.ItemsQuery,
+    ),
     ("getConversation", "GET /v1/conversations/{conversation_id}"): Operation(
         "Get a conversation", reply_schemas.ConversationReply
     ),

@@ -296,6 +296,16 @@ class ConversationReply(Declared):
     metadata = required(mapping(string()))
 
 
+class ListConversationsReply(Declared):
+    object_ = required(const("list"))
+    data = required(array(ConversationReply))
+    first_id = nullable(string())
+    last_id = nullable(string())
+    has_more = required(boolean())
+    on_disk = required(boolean(), "Whether conversations outlive the server's restarts (--store).")
+    max_age_s = nullable(whole(), "Seconds after its last change that a conversation is deleted; null: never.")
+
+
 class DeleteConversationReply(Declared):
     id = required(string())
     object_ = required(const("conversation.deleted"))
