@@ -212,6 +212,72 @@ def test_an_approval_of_nothing_is_refused(world: World) -> None:
         world.create(tools=[NEVER], input=[{**asked, "name": "fail", "arguments": "[]"}, answer])
 
 
+# -- in a chat ---------------------------------------------------------------------------------------------------
+
+
+def chat(world: World, **wanted: Any) -> Any:
+    """A chat in which the model has to look a word up, and then answers."""
+    fields: dict[str, Any] = {
+        "model": "any",
+        "messages": [{"role": "user", "content": "What is a ferry?"}],
+        "tools": [{"type": "mcp", "server_label": "tools", "allowed_tools": ["look_up"]}],
+        "tool_choice": "required",
+        "max_tokens": 60,
+        "temperature": 0,
+    }
+    return world.client.chat.completions.create(**fields | wanted)
+
+
+def test_a_chat_has_tools_called_without_its_client(world: World) -> None:
+    n = world.daemon.metrics()["tool_calls_total"]
+    whole = chat(world)
+    assert world.daemon.metrics()["tool_calls_total"] == n + 1
+    (choice,) = whole.choices
+    assert (choice.message.tool_calls, choice.message.role) == (None, "assistant")
+    assert choice.message.content, "what the model says after the call"
+    assert choice.finish_reason in ("stop", "length")
+    # The second part, with the call and its result, reuses what the first one has computed.
+    assert whole.usage.prompt_tokens_details.cached_tokens > 0
+    chunks = [*chat(world, stream=True, stream_options={"include_usage": True})]
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert not [delta for delta in deltas if delta.tool_calls]
+    assert [delta.role for delta in deltas if delta.role] == ["assistant"]
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
+    assert [reason for reason in reasons if reason] == [choice.finish_reason]
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_the_clients_own_calls_are_its_own(world: World) -> None:
+    own = {"type": "function", "function": {"name": "own", "parameters": {"type": "object", "properties": {}}}}
+    tools = [{"type": "mcp", "server_label": "tools", "allowed_tools": ["look_up"]}, own]
+    asked = chat(world, tools=tools, tool_choice={"type": "function", "function": {"name": "own"}})
+    (choice,) = asked.choices
+    assert choice.finish_reason == "tool_calls"
+    assert [call.function.name for call in choice.message.tool_calls] == ["own"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"n": 2}, "n: expected 1 where tools has one of the type mcp, got 2"),
+        ({"tools": [{"type": "mcp"}]}, "tools[0].server_label: expected a non-empty string"),
+        (
+            {"tools": [{"type": "mcp", "server_label": "no"}]},
+            'tools[0].server_label: expected "tools" or "online", got',
+        ),
+        (
+            {"tools": [{"type": "mcp", "server_label": "tools", "allowed_tools": ["no"]}]},
+            'tools[0].allowed_tools: expected names of tools that tools has, got "no"',
+        ),
+        ({"tools": [{"type": "mcp", "server_label": "tools"}] * 2}, "tools: expected tools of servers whose names"),
+    ],
+)
+def test_refused_chats(world: World, wanted: dict[str, Any], message: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        chat(world, **wanted)
+    assert refused.value.body["message"].startswith(message)  # type: ignore[index]
+
+
 # -- what a server may do ----------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from umaserve.core.queries import Answer, AnsweredBy, Query
 from umaserve.core.requests import SoundFormat
 from umaserve.dialects.dialect import Dialect
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import Body, ErrorShape, HttpReply, KeptBody
+from umaserve.dialects.http import Body, CallingBody, ErrorShape, HttpReply, KeptBody
 from umaserve.dialects.reference import Reference
 from umaserve.wire.http_head import Headers, Request
 
@@ -96,6 +96,13 @@ class FormReply(Posted):
     ``Content-Type`` too, which says what parts the fields."""
 
     new_body: Callable[[Facts, str], Body]
+
+
+@dataclass(frozen=True, slots=True)
+class CallingTextReply(TextReply):
+    """Generated text, as ``TextReply``, with answers in which the daemon may call tools."""
+
+    new_body: Callable[[Facts], CallingBody]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,19 @@ from umaserve.daemon.http.kept_exchange import KeptExchange
 from umaserve.daemon.http.question_exchange import QuestionExchange
 from umaserve.daemon.http.speech_exchange import SpeechExchange
 from umaserve.daemon.http.text_exchange import TextExchange
+from umaserve.daemon.http.tool_exchange import ToolExchange
 from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import ErrorShape
-from umaserve.dialects.routes import EngineQuestion, FormReply, KeptTextReply, Posted, SpeechReply, TextReply
+from umaserve.dialects.routes import (
+    CallingTextReply,
+    EngineQuestion,
+    FormReply,
+    KeptTextReply,
+    Posted,
+    SpeechReply,
+    TextReply,
+)
 from umaserve.net.input_budget import InputShare
 from umaserve.sessions.caller import Caller
 
@@ -33,6 +42,8 @@ def new_exchange(
             return QuestionExchange(services, facts, endpoint, errors, responder, caller, share)
         case KeptTextReply():
             return KeptExchange(services, responder, endpoint.new_body(facts), caller, share, headers)
+        case CallingTextReply():
+            return ToolExchange(services, responder, endpoint.new_body(facts), caller, share, headers)
         case TextReply():
             return TextExchange(services, responder, endpoint.new_body(facts), caller, share, headers)
         case FormReply():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from umaserve.chat_format.tool_calls import parser_for, short_ids
+from umaserve.chat_format.tool_calls import ToolCallParser, parser_for, short_ids
 from umaserve.core.errors import RequestError
 from umaserve.core.events import (
     Finished,
@@ -24,15 +24,18 @@ from umaserve.core.events import (
     Usage,
     VoiceInfo,
 )
-from umaserve.core.requests import Generate
+from umaserve.core.requests import ChatTurn, Generate
+from umaserve.core.server_tools import CallResult, ServerCall
 from umaserve.dialects import sse
 from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.openai.choices import ChatChoice, Part, SpokenChoice, TextChoice
 from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.openai.requests import CompletionRequest, chat_request, completion_request
+from umaserve.dialects.openai.server_tools import CallingChoice, ServerToolsOf
 from umaserve.dialects.openai.text_scores import TextScores
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.timings import progress, timings
+from umaserve.dialects.tool_rounds import NO_MORE_CALLS, ToolRounds
 
 SSE_DONE = b"[DONE]"
 """The data of a stream's last event, after all choices have ended."""
@@ -200,14 +203,21 @@ class ChatBody(_OpenAIBody):
         model: Callable[[str], ModelInfo | None],
         new_id: str,
         created: int,
+        server_tools: ServerToolsOf | None = None,
     ) -> None:
-        """``voice`` is the daemon's, if it has one."""
+        """``voice`` is the daemon's, if it has one. ``server_tools``: as in ``Facts``."""
         super().__init__(limits, model, new_id, created)
         self._voice = voice
+        self._server_tools = server_tools
+        self._rounds: ToolRounds | None = None
+        self._turns: list[ChatTurn] = []
+        """The answer so far, with the results of its calls."""
 
     def receive(self, body: bytes) -> Sequence[Generate]:
         """The choices asked for, each a request of its own; raises ``RequestError``."""
-        asked = chat_request(body, self._limits, self._voice, self._new_id)
+        asked = chat_request(body, self._limits, self._voice, self._new_id, self._server_tools)
+        if asked.servers:
+            self._rounds = ToolRounds(asked.choices[0], asked.servers)
         return self._take(asked, [self._choice(index, asked) for index in range(len(asked.choices))])
 
     def _choice(self, index: int, asked: CompletionRequest) -> ChatChoice | SpokenChoice:
@@ -219,7 +229,49 @@ class ChatBody(_OpenAIBody):
             return ChatChoice(index, None)
         new_id = short_ids(f"{unique}_{index}")
         custom = {tool.name for tool in request.tools if tool.custom}
-        return ChatChoice(index, lambda: parser_for(request, self._model(request.model), new_id), custom)
+
+        def parser() -> ToolCallParser:
+            return parser_for(request, self._model(request.model), new_id)
+
+        return CallingChoice(parser, custom, asked.servers) if asked.servers else ChatChoice(index, parser, custom)
+
+    # -- tools that the daemon calls -----------------------------------------------------------------------------
+
+    def send(self, index: int, output: Output) -> list[bytes]:
+        if self._rounds is None or not isinstance(output, Finished):
+            return super().send(index, output)
+        choice = self._calling
+        output = replace(output, usage=self._rounds.count(output.usage))
+        part = choice.goes_on(output.reason)
+        if part is None:
+            return super().send(index, output)
+        for number in self._rounds.refused(choice.awaited):
+            choice.called(number, NO_MORE_CALLS)
+        if not self.streaming:
+            self._parts[index].append(part)
+            return []
+        return [orjson.dumps(self._chunk([item])) for item in choice.chunks(part)]
+
+    def take_calls(self) -> Mapping[int, ServerCall]:
+        """The calls to make before the answer goes on."""
+        return {} if self._rounds is None else self._calling.awaited
+
+    def called(self, number: int, result: CallResult) -> list[bytes]:
+        """Keep a result, which only the model is told."""
+        self._calling.called(number, result)
+        return []
+
+    def next_request(self) -> Generate:
+        """The request with which the answer goes on."""
+        assert self._rounds is not None
+        self._turns += self._calling.next_round()
+        return self._rounds.next_request(self._turns)
+
+    @property
+    def _calling(self) -> CallingChoice:
+        (choice,) = self._choices
+        assert isinstance(choice, CallingChoice)
+        return choice
 
 
 class CompletionBody(_OpenAIBody):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -19,7 +19,10 @@ from umaserve.dialects.openai.schemas import (
     PlainFormat,
     SchemaFormat,
 )
+from umaserve.dialects.openai.server_tools import Known, ServerToolsOf
+from umaserve.dialects.openai.server_tools import offered as offered_by_servers
 from umaserve.dialects.openai.speech import wanted_audio
+from umaserve.dialects.openai.tool_schemas import ServerTools
 from umaserve.dialects.openai.turns import chosen_tools, tools, turns
 from umaserve.dialects.parameters import (
     RequestLimits,
@@ -57,18 +60,31 @@ class CompletionRequest:
     """Alternatives to tell of each token of the prompt, in vLLM's form."""
     audio: str | None = None
     """The format of a spoken answer; ``None``: text only."""
+    servers: Known = field(default_factory=dict)
+    """The tools that the daemon calls."""
 
 
-def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, new_id: str) -> CompletionRequest:
+def chat_request(
+    body: bytes,
+    limits: RequestLimits,
+    voice: VoiceInfo | None,
+    new_id: str,
+    server_tools: ServerToolsOf | None = None,
+) -> CompletionRequest:
     """Parse a body of ``POST /v1/chat/completions``; raises ``RequestError``. ``voice``: the daemon's, if it has
-    one."""
+    one. ``server_tools``: as in ``Facts``."""
     given = schemas.ChatRequest.view(json_body(body))
     for legacy in ("functions", "function_call"):
         if given.values.get(legacy) is not None:
             raise RequestError(Fault.BAD_REQUEST, legacy, "expected to be absent, use tools and tool_choice")
     if given.values.get("prompt_logprobs") is not None:
         raise RequestError(Fault.BAD_REQUEST, "prompt_logprobs", "expected to be absent, use /v1/completions")
-    offered, must_call, parallel_calls = chosen_tools(given, tools(given.tools or (), given.name("tools")))
+    wanted = given.tools or ()
+    of_servers, known = offered_by_servers([one for one in wanted if isinstance(one, ServerTools)], server_tools)
+    if of_servers and (n := given.n or 1) != 1:
+        raise out_of_range("n", "1 where tools has one of the type mcp", n)
+    all_tools = tools(wanted, given.name("tools"), of_servers)
+    offered, must_call, parallel_calls = chosen_tools(given, all_tools)
     response_format = _response_format(given)
     # The format is that of answers in words.
     chosen = _sampling(given, None if must_call else response_format)
@@ -97,7 +113,7 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
     inline = given.reasoning_format == "none" and audio is None
     one = with_thoughts(one, given, split=not inline)
     if audio is None:
-        return _asked(given, (one,))
+        return replace(_asked(given, (one,)), servers=known)
     if offered:
         raise RequestError(Fault.BAD_REQUEST, "tools", "expected none where audio is asked for")
     if (n := given.n or 1) != 1:
@@ -106,10 +122,10 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
     return replace(_asked(given, (replace(one, spoken=speaking),)), audio=audio)
 
 
-def count_request(body: bytes, limits: RequestLimits) -> CountPrompt:
+def count_request(body: bytes, limits: RequestLimits, server_tools: ServerToolsOf | None = None) -> CountPrompt:
     """Parse a body of ``POST /v1/chat/completions/input_tokens``, which is one of ``/v1/chat/completions``; raises
     ``RequestError``."""
-    return CountPrompt(chat_request(body, limits, None, "").choices[0])
+    return CountPrompt(chat_request(body, limits, None, "", server_tools).choices[0])
 
 
 def _template_kwargs(given: schemas.ChatRequest) -> tuple[dict[str, object], bool | None]:

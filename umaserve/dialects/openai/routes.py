@@ -18,6 +18,7 @@ from umaserve.dialects.openai.transcriptions import TranscriptionBody
 from umaserve.dialects.parameters import json_body, model_name
 from umaserve.dialects.routes import (
     Asked,
+    CallingTextReply,
     EngineQuestion,
     FormReply,
     HttpDialect,
@@ -34,7 +35,8 @@ MODELS_PATH = "/v1/models"
 
 
 def _chat(facts: Facts) -> ChatBody:
-    return ChatBody(facts.limits, facts.voice, facts.model, facts.new_id("chatcmpl-"), facts.now())
+    new_id = facts.new_id("chatcmpl-")
+    return ChatBody(facts.limits, facts.voice, facts.model, new_id, facts.now(), facts.server_tools)
 
 
 def _completion(facts: Facts) -> CompletionBody:
@@ -68,7 +70,7 @@ def _embeddings(body: bytes, facts: Facts) -> Asked:
 
 
 def _count(body: bytes, facts: Facts) -> Asked:
-    query = count_request(body, facts.limits)
+    query = count_request(body, facts.limits, facts.server_tools)
     return ask(query, lambda answer: orjson.dumps({"input_tokens": answer.tokens}), query.request.model)
 
 
@@ -84,7 +86,7 @@ def _model(facts: Facts, request: Request) -> tuple[int, str, bytes]:
 DIALECT = HttpDialect(
     "openai",
     {
-        "/v1/chat/completions": Route("POST", TextReply(_chat, media=True)),
+        "/v1/chat/completions": Route("POST", CallingTextReply(_chat, media=True)),
         "/v1/chat/completions/input_tokens": Route("POST", EngineQuestion(_count, media=True)),
         "/v1/completions": Route("POST", TextReply(_completion)),
         "/v1/audio/speech": Route("POST", SpeechReply(_speech)),

@@ -42,14 +42,15 @@ ARGUMENTS = Kind({"type": ["string", "object"]}, _arguments)
 CALL_ID = string(1, MAX_ID_BYTES)
 
 
-def _of_type(function: type[Declared], custom: type[Declared]) -> Kind[Any]:
-    """An object of one of two classes, which its ``type`` tells: some clients leave that of a function out."""
+def _of_type(function: type[Declared], **others: type[Declared]) -> Kind[Any]:
+    """An object of one of several classes, which its ``type`` tells: some clients leave that of a function out."""
+    classes = {"function": function, **others}
 
     def read(given: Any, path: str) -> Declared:
         of = Fields.of(given, path)
-        return (custom if of.one_of("type", ("function", "custom")) == "custom" else function).view(of)
+        return classes[of.one_of("type", classes) or "function"].view(of)
 
-    return Kind(one_of(function, custom).schema, read)
+    return Kind(one_of(*classes.values()).schema, read)
 
 
 class _CalledFunction(Declared):
@@ -74,7 +75,7 @@ class CustomToolCall(Declared):
     custom = required(_CalledCustom)
 
 
-TOOL_CALL = _of_type(ToolCall, CustomToolCall)
+TOOL_CALL = _of_type(ToolCall, custom=CustomToolCall)
 
 
 def _function_name(given: Any, path: str) -> str:
@@ -120,7 +121,17 @@ class CustomTool(Declared):
     custom = required(_CustomTool)
 
 
-TOOL = _of_type(Tool, CustomTool)
+class ServerTools(Declared):
+    """The tools of an MCP server, which the daemon calls."""
+
+    type = required(const("mcp"))
+    server_label = required(string(1, 64), "The name of a server that the operator has named: as [tools.NAME].")
+    allowed_tools = optional(
+        array(string(1, 256), high=MAX_TOOLS, of="names"), "Those that the model gets; absent: all."
+    )
+
+
+TOOL = _of_type(Tool, custom=CustomTool, mcp=ServerTools)
 
 
 class _ToolName(Declared):
@@ -144,7 +155,7 @@ class NamedCustomTool(Declared):
 
 class _NamedTools(Declared):
     mode = required(choice("auto", "required"))
-    tools = required(array(_of_type(NamedTool, NamedCustomTool), 1, MAX_TOOLS, of="tools"))
+    tools = required(array(_of_type(NamedTool, custom=NamedCustomTool), 1, MAX_TOOLS, of="tools"))
 
 
 class AllowedTools(Declared):

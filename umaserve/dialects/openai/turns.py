@@ -28,6 +28,7 @@ from umaserve.dialects.openai.tool_schemas import (
     CustomToolCall,
     NamedCustomTool,
     NamedTool,
+    ServerTools,
 )
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
 from umaserve.dialects.schemas import ToolText
@@ -49,20 +50,29 @@ def turns(given: ChatRequest, limits: RequestLimits) -> tuple[ChatTurn, ...]:
     return read
 
 
-def tools(given: Sequence[tool_schemas.Tool | CustomTool], path: str) -> tuple[Tool, ...]:
-    """The tools that the model may call; their names are unique."""
-    read = tuple(map(_tool, given))
-    names = [tool.name for tool in read]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            kind = "custom" if read[i].custom else "function"
-            raise out_of_range(f"{path}[{i}].{kind}.name", "a name that no other tool has", f'"{name}"')
+def tools(
+    given: Sequence[tool_schemas.Tool | CustomTool | ServerTools], path: str, of_servers: tuple[Tool, ...] = ()
+) -> tuple[Tool, ...]:
+    """The tools that the model may call, with those of MCP servers; their names are unique."""
+    read = list(of_servers)
+    names = {tool.name for tool in read}
+    if len(names) < len(read):
+        raise out_of_range(path, "tools of servers whose names differ", "two of one name")
+    for i, one in enumerate(given):
+        if isinstance(one, ServerTools):
+            continue
+        tool = _tool(one)
+        if tool.name in names:
+            kind = "custom" if tool.custom else "function"
+            raise out_of_range(f"{path}[{i}].{kind}.name", "a name that no other tool has", f'"{tool.name}"')
+        names.add(tool.name)
+        read.append(tool)
     # A description tells of the tool's grammar, which so counts twice.
     n_bytes = grammar_bytes(read, path)
     n_bytes += sum(len(text.encode()) for tool in read for text in (tool.name, tool.description, tool.parameters))
     if n_bytes > MAX_SCHEMA_BYTES:
         raise out_of_range(path, f"at most {MAX_SCHEMA_BYTES} bytes in all", f"{n_bytes} bytes")
-    return read
+    return tuple(read)
 
 
 def chosen_tools(fields: Fields, offered: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], bool, bool]:

@@ -20,13 +20,15 @@ from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.openai.choices import scored
 from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.parameters import json_body
+from umaserve.dialects.responses.items import turns
 from umaserve.dialects.responses.keeping import Continued
 from umaserve.dialects.responses.kept import StoredResponse, TenantsEntries
 from umaserve.dialects.responses.output import Event, OutputItems
 from umaserve.dialects.responses.requests import response_request
-from umaserve.dialects.responses.rounds import NO_MORE_CALLS, Rounds
 from umaserve.dialects.responses.schemas import ResponseRequest
 from umaserve.dialects.timings import RunningTimings, progress, timings, timings_at
+from umaserve.dialects.tool_rounds import NO_MORE_CALLS, ToolRounds
+from umaserve.wire.fields import Fields
 
 _ENDS: dict[FinishReason, tuple[str, str | None]] = {
     FinishReason.STOP: ("completed", None),
@@ -80,7 +82,7 @@ class ResponseBody:
         self._timings: dict[str, Any] = {}
         """Timings of the whole answer, at its end."""
         self._output = OutputItems(None, {}, self._unique)
-        self._rounds: Rounds | None = None
+        self._rounds: ToolRounds | None = None
         self._earlier: list[Event] = []
         """Events that are sent before those of the next output."""
         self._usage = Usage(0, 0)
@@ -114,7 +116,8 @@ class ResponseBody:
         self._kept, self._place, self._continued = asked.kept, asked.place, asked.continued
         self._background = asked.background
         self._timed, self._tells_progress = asked.timed, given.return_progress
-        self._rounds = Rounds(asked.request, asked.tools, limits, asked.max_calls)
+        mine = [name for name, tool in asked.tools.items() if tool.server is not None]
+        self._rounds = ToolRounds(asked.request, mine, asked.max_calls)
         for server, listed in asked.listed.items():
             self._earlier += self._output.list_tools(server, listed)
         for approved in asked.approved:
@@ -141,7 +144,8 @@ class ResponseBody:
         """The request with which the answer goes on, once all calls have results. Raises ``RequestError``."""
         assert self._rounds is not None
         self._output.next_round()
-        return self._rounds.next_request(self._output.whole())
+        items = [Fields(item, "output.") for item in self._output.whole()]
+        return self._rounds.next_request(turns("", items, self._facts.limits))
 
     @property
     def background(self) -> bool:

@@ -35,7 +35,7 @@ from umaserve.dialects.responses.schemas import (
     ResponseUserMessage,
     read_item,
 )
-from umaserve.dialects.responses.tools import name_for_model, server_tool_name
+from umaserve.dialects.server_tool_names import in_namespace, server_tool_name
 from umaserve.wire.declared import Declared
 from umaserve.wire.fields import Fields, out_of_range
 
@@ -168,7 +168,7 @@ def _error(item: ResponseMcpCall) -> str:
 
 def _call(item: ResponseFunctionCall | ResponseCustomToolCall) -> ToolCall:
     _ = item.status  # Checked only.
-    call_id, name = item.call_id, name_for_model(item.name_, item.namespace)
+    call_id, name = item.call_id, in_namespace(item.name_, item.namespace)
     arguments = item.arguments if isinstance(item, ResponseFunctionCall) else custom_arguments(item.input)
     return ToolCall(call_id, name, arguments)
 

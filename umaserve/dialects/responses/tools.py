@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,12 +31,12 @@ from umaserve.dialects.responses.schemas import (
     ResponseServiceTool,
     ResponseToolGrammar,
 )
+from umaserve.dialects.server_tool_names import in_namespace, server_tool_name
 from umaserve.dialects.skipped_tools import log_ignored
 from umaserve.wire.fields import out_of_range
 
 ServerToolsOf = Callable[[str, str], Sequence[ServerTool]]
 """The tools of the MCP server of a name; the other argument is the field that errors name. Raises ``RequestError``."""
-_NOT_IN_NAMES = re.compile("[^A-Za-z0-9_-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +61,6 @@ class ToolChoice:
     several: bool
     shown: str | dict[str, Any]
     """The tool choice as the response repeats it."""
-
-
-def name_for_model(name: str, namespace: str | None) -> str:
-    """A tool's name for the model, which knows no namespaces."""
-    if not namespace:
-        return name
-    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
-
-
-def server_tool_name(name: str, label: str) -> str:
-    """The name for the model of the tool of an MCP server."""
-    return _NOT_IN_NAMES.sub("_", name_for_model(name, label))
 
 
 def tools(
@@ -191,7 +178,7 @@ def _tool(
 ) -> tuple[OfferedTool, dict[str, Any]]:
     """The tool, and what a response repeats of it."""
     name, description = given.name_, given.description or ""
-    in_all = name_for_model(name, namespace)
+    in_all = in_namespace(name, namespace)
     shown: dict[str, Any] = {"type": given.type, "name": name, "description": description}
     if isinstance(given, ResponseCustomTool):
         wanted = given.format
