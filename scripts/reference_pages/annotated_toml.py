@@ -53,7 +53,7 @@ TOOLS = (
 A_SERVER = """\
 #
 # [tools.notes]
-# command = ["npx", "-y", "@modelcontextprotocol/server-filesystem", "/srv/notes"]
+# command = ["mcp-server-filesystem", "/srv/notes"]
 # allow = ["operator"]
 # only = ["read_text_file"]       # the tools that there are
 """

@@ -69,8 +69,8 @@ class _Server:
                         again_s = FIRST_AGAIN_S
                         await self._until_next_look()
             except Exception as error:
-                problem = why(error) if not isinstance(error, TimeoutError) else f"no answer within {LIST_S:.0f} s"
-                self._say(problem=f"{last_words.text or problem}"[:_TAIL])
+                problem = self._late() if isinstance(error, TimeoutError) else last_words.text or why(error)
+                self._say(problem=problem[:_TAIL])
             finally:
                 self.client = None
                 last_words.close()
@@ -91,6 +91,11 @@ class _Server:
         if news != self._said:
             self._said = news
             self._host.say({"server": self.about["name"], **news})
+
+    def _late(self) -> str:
+        offline = self.about["command"] and not self.about["network"]
+        hint = ": it has no network, unless its table has network = true" if offline else ""
+        return f"no answer within {LIST_S:.0f} s{hint}"
 
     def _listed(self, tools: list[types.Tool]) -> list[dict[str, Any]]:
         if len(tools) > MAX_TOOLS:
