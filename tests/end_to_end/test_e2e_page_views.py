@@ -107,7 +107,7 @@ def test_paths_are_found(browser: Browser, daemon: Daemon):
 def test_a_request_is_tried(browser: Browser, daemon: Daemon):
     form = open_docs(browser, daemon.http, "tokenize")
     area = browser.one(f"{form} textarea")
-    assert list(json.loads(area.get_property("value"))) == ["content"]
+    assert list(json.loads(area.get_property("value"))) == ["content", "add_special", "with_pieces"]
     send(browser, form)
     browser.wait(lambda: browser.text(f"{form} .status") == "200 OK")
     assert json.loads(browser.wait(lambda: browser.text(f"{form} pre")))["tokens"]
