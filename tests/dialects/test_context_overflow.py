@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 
+import httpx
 import pytest
+from openapi_document import POSTS, check_response
 from routes import facts
 
 from umaserve.core.errors import ContextExceeded
@@ -101,6 +103,22 @@ def test_the_code_and_the_counts_are_beside() -> None:
     assert (error["code"], error["type"]) == ("context_length_exceeded", "exceed_context_size_error")
     assert (error["n_prompt_tokens"], error["n_ctx"]) == (20_000, 16_384)
     assert GENERATE[TOO_LONG.fault][0] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("shape", "path"),
+    [
+        (OPENAI, "/v1/chat/completions"),
+        (LLAMA_SERVER, "/completion"),
+        (OLLAMA, "/api/chat"),
+        (ANTHROPIC, "/v1/messages"),
+    ],
+    ids=["OpenAI", "llama-server", "Ollama", "Anthropic"],
+)
+def test_the_reference_describes_it(shape: ErrorShape, path: str) -> None:
+    answer = shape.of_request(TOO_LONG)
+    headers = {"Content-Type": "application/json"}
+    check_response(httpx.Response(answer.status, headers=headers, content=answer.body), POSTS[path])
 
 
 @pytest.mark.parametrize("begun", [False, True])

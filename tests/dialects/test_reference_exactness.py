@@ -67,6 +67,7 @@ DIFFERENCES: dict[str, str] = {
     "/v1/models/get/.*/anyOf/0/properties/has_more/": "in Anthropic's form there may be another page",
     "/lora-adapters/get/.*/properties/scale/": "operators may set it",
     "/v1/messages.*/properties/tool_choice/": "the type tool comes with a name",
+    "/error/properties/type/enum$": "a prompt that is too long has a type of its own",
     "/requestBody/.*/examples/": "examples share their parts, and leave out what others show",
     "/paths//v1/completions/post/description$": "said of all operations, in the introduction",
     "/properties/(response_format|tools)/description$": "said of the fields, where it was said of the operation",

@@ -21,6 +21,7 @@ from umaserve.wire.declared import (
     named,
     nullable,
     number,
+    omittable,
     one_of,
     optional,
     required,
@@ -222,9 +223,11 @@ FinishReason = named(
 
 class _Error(Declared):
     message = required(string(), "Names the field, what was expected and what was found.")
-    type = required(choice("invalid_request_error", "rate_limit_error", "server_error"))
+    type = required(choice("invalid_request_error", "exceed_context_size_error", "rate_limit_error", "server_error"))
     param = nullable(string(), "The field.")
     code = nullable(string(), "Such as context_length_exceeded, invalid_api_key or rate_limit_exceeded.")
+    n_prompt_tokens = omittable(whole(), "With exceed_context_size_error: of the prompt.")
+    n_ctx = omittable(whole(), "With exceed_context_size_error: what the context holds.")
 
 
 class Error(Declared):
