@@ -473,10 +473,6 @@ def test_a_chat_in_a_compressed_format(wanted: str, compressed: SoundFormat | No
         ({"speed": 1.5}, "speed: expected 1, the only speed of this daemon's voice, got a number"),
         ({"speed": "1"}, "speed: expected 1, the only speed of this daemon's voice, got a string"),
         ({"speed": True}, "speed: expected 1, the only speed of this daemon's voice, got a boolean"),
-        (
-            {"instructions": "Whisper."},
-            "instructions: expected to be absent, since this daemon's voice can't follow instructions",
-        ),
         ({"instructions": 5}, "instructions: expected a string of at most 16384 bytes, got a whole number"),
     ],
 )
@@ -488,6 +484,11 @@ def test_a_text_that_is_not_read_aloud(fields: Wanted, expected: str) -> None:
 
 def test_the_longest_text() -> None:
     assert text_to_speech(Fields({"input": "é" * 4096}), VOICE).text == "é" * 4096
+
+
+def test_the_voice_follows_no_instructions() -> None:
+    plain, whispered = ({"input": "Hello.", **more} for more in ({}, {"instructions": "Whisper."}))
+    assert text_to_speech(Fields(plain), VOICE) == text_to_speech(Fields(whispered), VOICE)
 
 
 # The sound itself.

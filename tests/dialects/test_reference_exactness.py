@@ -68,6 +68,7 @@ DIFFERENCES: dict[str, str] = {
     "/lora-adapters/get/.*/properties/scale/": "operators may set it",
     "/v1/messages.*/properties/tool_choice/": "the type tool comes with a name",
     "/error/properties/type/enum$": "a prompt that is too long has a type of its own",
+    "/v1/audio/speech/.*/instructions/maxLength$": "read, and not used, since some clients always send them",
     "/requestBody/.*/examples/": "examples share their parts, and leave out what others show",
     "/paths//v1/completions/post/description$": "said of all operations, in the introduction",
     "/properties/(response_format|tools)/description$": "said of the fields, where it was said of the operation",

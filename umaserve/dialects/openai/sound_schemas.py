@@ -42,13 +42,6 @@ def _speed(given: Any, path: str) -> float:
     return 1.0
 
 
-def _no_instructions(given: Any, path: str) -> str:
-    if fields.string(given, path, max_bytes=16 * 1024, empty=True):
-        problem = "expected to be absent, since this daemon's voice can't follow instructions"
-        raise RequestError(Fault.BAD_REQUEST, path, problem)
-    return ""
-
-
 class SpeechRequest(Declared):
     model = optional(string(max_bytes=MAX_ID_BYTES), "Ignored: the server has a single voice.")
     input = required(Kind(string(1, MAX_INPUT_CHARS).schema, _input))
@@ -63,7 +56,7 @@ class SpeechRequest(Declared):
         choice("audio", "sse"), "With sse the sound is sent in server-sent events.", default="audio"
     )
     speed = optional(Kind(choice(1).schema, _speed), "No other is supported.", default=1)
-    instructions = optional(Kind(string(max_bytes=0).schema, _no_instructions), "Not supported.")
+    instructions = optional(string(max_bytes=16 * 1024), "Not used: the server's voice follows none.")
 
 
 class SpeechDelta(Declared):
