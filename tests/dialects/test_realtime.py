@@ -299,9 +299,9 @@ WRONG = [
     ({"type": "session.update", "session": {"max_output_tokens": 0}}, "session.max_output_tokens", "0"),
     ({"type": "session.update", "session": {"tools": [{"type": "function"}]}}, "session.tools[0].name", "null"),
     (
-        {"type": "session.update", "session": {"audio": {"input": {"turn_detection": {"type": "semantic_vad"}}}}},
+        {"type": "session.update", "session": {"audio": {"input": {"turn_detection": {"type": "sonic_vad"}}}}},
         "session.audio.input.turn_detection.type",
-        '"semantic_vad"',
+        '"sonic_vad"',
     ),
     ({"type": "session.update", "session": {"audio": {"input": {"format": {"type": "mp3"}}}}}, "session.audio", "mp3"),
     ({"type": "conversation.item.create", "item": {"type": "message", "role": "robot"}}, "item.role", '"robot"'),

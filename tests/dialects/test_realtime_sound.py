@@ -257,15 +257,39 @@ def test_what_was_heard_is_what_the_model_remembers() -> None:
     second = bytes(2 * RATE)
     talk.tell([answer.hear(second, "Good day."), answer.hear(second, "How are you today?"), answer.hear(second)])
     truncate: dict[str, Any] = {"item_id": item_id, "content_index": 0}
-    assert "has ended" in talk.error("conversation.item.truncate", **truncate, audio_end_ms=2000)["message"]
-    talk.send("response.cancel")
     assert "3000 ms" in talk.error("conversation.item.truncate", **truncate, audio_end_ms=3001)["message"]
-    (told,) = talk.send("conversation.item.truncate", **truncate, audio_end_ms=2000)
+    (*_, done, told) = talk.send("conversation.item.truncate", **truncate, audio_end_ms=2000)
+    assert done["response"]["status"] == "cancelled", "what nobody hears is not given"
     assert (told["type"], told["audio_end_ms"]) == ("conversation.item.truncated", 2000)
     talk.say("And you?")
     _, request = talk.ask()
     assert isinstance(request.prompt, tuple)
     assert request.prompt[1].content == "Good day. How are"
+
+
+@pytest.mark.parametrize("kind", ["audio/pcm", "audio/pcmu"])
+def test_all_that_was_sent_may_have_been_heard(kind: str) -> None:
+    talk = Talk(speaks=True, audio={"output": {"format": {"type": kind}}})
+    talk.say("Hello!")
+    answer, _ = talk.ask()
+    talk.tell(answer.push("Good day."))
+    item_id = talk.events[-1]["item_id"]
+    part = bytes(1002)
+    talk.tell([answer.hear(part, "" if i else "Good day.") for i in range(10)])
+    # A client counts the sound of all events together, and rounds up.
+    a_ms = 48 if kind == "audio/pcm" else 8
+    whole_ms = -(-10 * len(part) // a_ms)
+    told = talk.send("conversation.item.truncate", item_id=item_id, content_index=0, audio_end_ms=whole_ms)
+    assert told[-1]["type"] == "conversation.item.truncated"
+
+
+@pytest.mark.parametrize(("eagerness", "silence_ms"), [(None, 500), ("low", 1000), ("high", 300)])
+def test_semantic_vad_is_taken_for_server_vad(eagerness: str | None, silence_ms: int) -> None:
+    talk = Talk()
+    detection = {"type": "semantic_vad"} | ({"eagerness": eagerness} if eagerness else {})
+    (told,) = talk.send("session.update", session={"audio": {"input": {"turn_detection": detection}}})
+    shown = told["session"]["audio"]["input"]["turn_detection"]
+    assert (shown["type"], shown["silence_duration_ms"]) == ("server_vad", silence_ms)
 
 
 def test_what_is_left_to_play_is_dropped() -> None:

@@ -80,7 +80,8 @@ class Answer:
 
     def hear(self, sound: bytes, sentence: str = "") -> Event:
         """The event for the next sound, in the format that the settings name; ``sentence``: the one that begins."""
-        part, ms = self._speaking, self.settings.output.ms(len(sound))
+        output = self.settings.output
+        part, ms = self._speaking, 1000 * len(sound) / (output.width * output.rate)
         if part is not None:
             if not sentence and part.sentences:
                 sentence, before = part.sentences.pop()

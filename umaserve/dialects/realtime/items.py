@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,7 +39,7 @@ class TextPart:
 
     kind: str
     text: str
-    sentences: list[tuple[str, int]] = field(default_factory=list)
+    sentences: list[tuple[str, float]] = field(default_factory=list)
     """What was spoken of it, with the milliseconds that each sentence takes."""
 
     @property
@@ -47,16 +48,17 @@ class TextPart:
 
     @property
     def spoken_ms(self) -> int:
-        return sum(ms for _sentence, ms in self.sentences)
+        """Rounded up, as clients do that have all of the sound."""
+        return math.ceil(sum(ms for _sentence, ms in self.sentences))
 
     def cut(self, end_ms: int) -> None:
         """Leave what was heard until then: whole words, as far as sentences tell when they were spoken."""
-        heard, left = list[tuple[str, int]](), end_ms
+        heard, left = list[tuple[str, float]](), float(end_ms)
         for sentence, ms in self.sentences:
             if left <= 0:
                 break
             words = sentence.split(" ")
-            n = len(words) if left >= ms else len(words) * left // ms
+            n = len(words) if left >= ms else int(len(words) * left / ms)
             if n:
                 heard.append((" ".join(words[:n]), min(ms, left)))
             left -= ms

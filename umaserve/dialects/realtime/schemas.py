@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from umaserve.core.errors import Fault, RequestError
 from umaserve.dialects.openai.schemas import MAX_PARTS, REASONING_EFFORTS
 from umaserve.dialects.openai.tool_schemas import ARGUMENTS, CALL_ID
 from umaserve.dialects.responses.schemas import STATUS, ResponseInputImage, ResponseOptions
@@ -48,22 +47,19 @@ class RealtimeTranscription(Declared):
     prompt = optional(string(max_bytes=16_384), "Words that may occur.")
 
 
-def _turn_detection(given: Any, path: str) -> str:
-    kind = string().read(given, path)
-    if kind not in ("server_vad", "none"):
-        why = "this server finds turns by how loud the sound is"
-        raise RequestError(Fault.BAD_REQUEST, path, f'expected "server_vad" or null, got "{kind[:32]}": {why}')
-    return kind
-
-
 class RealtimeTurnDetection(Declared):
     type = required(
-        Kind(choice("server_vad", "none").schema, _turn_detection),
-        "server_vad: a turn begins and ends by how loud the sound is. semantic_vad is refused.",
+        choice("server_vad", "semantic_vad", "none"),
+        "server_vad: a turn begins and ends by how loud the sound is. semantic_vad is taken for it.",
     )
     threshold = optional(number(0, 1), "How loud speech has to be, from 0 to 1.", default=0.5)
     prefix_padding_ms = optional(whole(0, 10_000), "Sound before the speech that belongs to it.", default=300)
-    silence_duration_ms = optional(whole(20, 60_000), "Silence that ends a turn.", default=500)
+    silence_duration_ms = optional(
+        whole(20, 60_000), "Silence that ends a turn: without a value, by the eagerness, else 500."
+    )
+    eagerness = optional(
+        choice("low", "medium", "high", "auto"), "How soon a turn ends: after 1000, 500 or 300 ms; auto is medium."
+    )
     create_response = switch(True, "Whether the end of a turn begins a response.")
     interrupt_response = switch(True, "Whether speech cancels the response that is being given.")
 

@@ -171,7 +171,7 @@ class RealtimeSession:
                 item = self._conversation.delete(given.item_id)
                 yield {"type": "conversation.item.deleted", "item_id": item.id}
             case RealtimeItemTruncate():
-                yield self._truncate(given.item_id, given.content_index, given.audio_end_ms)
+                yield from self._truncate(given.item_id, given.content_index, given.audio_end_ms)
             case RealtimeAudioAppend():
                 sound = sound_of(given.audio, "audio", self._settings.input)
                 for change in self._input.append(sound):
@@ -210,16 +210,19 @@ class RealtimeSession:
             if isinstance(part, SoundPart):
                 yield from self._listen(item, index, part)
 
-    def _truncate(self, id_: str, index: int, end_ms: int) -> Event:
+    def _truncate(self, id_: str, index: int, end_ms: int) -> Iterator[Step]:
         item = self._conversation.item(id_, "item_id")
         part = item.parts[0] if item.parts else None
-        if not isinstance(part, TextPart) or part.kind != "output_audio" or item.status == "in_progress":
-            problem = "expected a message of the assistant's that was spoken and has ended, got another item"
+        if not isinstance(part, TextPart) or part.kind != "output_audio":
+            problem = "expected a message of the assistant's that was spoken, got another item"
             raise RequestError(Fault.BAD_REQUEST, "item_id", problem)
         if end_ms > part.spoken_ms:
             raise out_of_range("audio_end_ms", f"at most the {part.spoken_ms} ms of the sound", end_ms)
+        if item.status == "in_progress" and self._active is not None:
+            # Whoever heard no more of it hears nothing of what would follow.
+            yield Stop(self._active, "client_cancelled")
         part.cut(end_ms)
-        return {
+        yield {
             "type": "conversation.item.truncated",
             "item_id": id_,
             "content_index": index,

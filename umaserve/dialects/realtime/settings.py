@@ -32,6 +32,8 @@ MAX_SETTINGS_BYTES = 1 << 20
 TEMPERATURE = 0.8
 _MERGED = ("audio", "input", "output")
 """Objects of which an update changes only what it names."""
+_SILENCE_MS = {"low": 1000, "medium": 500, "high": 300, "auto": 500}
+"""The silence that ends a turn, by the client's eagerness to have it ended."""
 _RESPONSE_ONLY = ("conversation", "input", "metadata")
 
 
@@ -223,7 +225,7 @@ def _turn_detection(given: RealtimeAudioInput) -> TurnDetection | None:
     return TurnDetection(
         0.5 if wanted.threshold is None else wanted.threshold,
         300 if wanted.prefix_padding_ms is None else wanted.prefix_padding_ms,
-        500 if wanted.silence_duration_ms is None else wanted.silence_duration_ms,
+        _SILENCE_MS[wanted.eagerness or "auto"] if wanted.silence_duration_ms is None else wanted.silence_duration_ms,
         wanted.create_response,
         wanted.interrupt_response,
     )
