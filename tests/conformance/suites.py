@@ -34,6 +34,8 @@ class Suite:
     """What is known of cases that fail or are left out, by a regular expression for the case's name and its message."""
     tools: tuple[str, ...] = ()
     """Programs that must be there."""
+    hears: bool = False
+    """Whether a ``client`` tries sound as well: the default model gets a projector of random weights to hear by."""
 
 
 def _own(name: str, packages: str, *tests: str) -> Suite:
@@ -88,7 +90,11 @@ SUITES = [
         ("langchain-tests", "langchain-openai", "langchain-ollama", "langchain-anthropic"),
         LANGCHAIN,
     ),
-    _client("openai-agents", "openai-agents"),
+    Suite(
+        *("openai-agents", ("openai-agents",)),
+        *(("use_openai_agents.py", "use_openai_agents_voice.py"), "client", ("openai-agents[realtime,voice]",)),
+        hears=True,
+    ),
     _client("smolagents", "smolagents", "smolagents[openai]"),
     _client("dspy", "dspy"),
     _client("llama-index", "llama-index-llms-openai-like"),
