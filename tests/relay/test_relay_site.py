@@ -1000,7 +1000,7 @@ def test_a_worker_that_leaves_is_heard_to_its_last_word() -> None:
     pool = Pool(loop, PoolLimits(1, 10.0, 10.0, 10.0, 2**20))
     channel = Channel(loop, ours, high_water=2**16, stall_timeout=10.0)
     link = WorkerLink(
-        loop, pool, channel, WebSocketCodec(2**20), LinkLimits(10.0, 20.0, 10.0, 9), "peer", lambda _link: None
+        loop, pool, channel, WebSocketCodec(2**20), LinkLimits(10.0, 20.0, 10.0), "peer", lambda _link: None
     )
     codec, client = WebSocketCodec(2**20, client=True), Heard()
     link.data_received(codec.send(json.dumps(register()).encode()))

@@ -95,8 +95,11 @@ def test_a_worker_that_does_not_register_in_time_is_closed(start: Callable[..., 
     assert start(header_timeout=0.5).dial().closed() == (1002, "worker registration protocol error")
 
 
-def test_models_are_trimmed_listed_once_and_capped_with_warnings(start: Callable[..., Relay]) -> None:
-    worker = start(max_models=2).worker(" llama3-8b ", "", "llama3-8b", "x" * 300, "b", "c")
+def test_models_are_trimmed_listed_once_and_capped_with_warnings(
+    start: Callable[..., Relay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("umaserve.relay.http.worker_link.MAX_MODELS", 2)
+    worker = start().worker(" llama3-8b ", "", "llama3-8b", "x" * 300, "b", "c")
     assert worker.ack["models"] == ["llama3-8b", "b"]
     assert worker.ack["warnings"] == [
         "models: expected names of at most 256 bytes, left out 1",

@@ -31,7 +31,7 @@ def test_tls_that_cannot_begin_is_a_failure_to_connect(
     with closing(Loop()) as loop, socket.create_server(("127.0.0.1", 0)) as listener:
         dialer = Dialer(loop, lambda _job, _done: None)
         url = ServerUrl.parse(f"https://127.0.0.1:{listener.getsockname()[1]}")
-        dialer.connect(url, ends.append, timeout=30.0, high_water=1, stall_timeout=1.0)
+        dialer.connect(url, ends.append, high_water=1, stall_timeout=1.0)
         loop.call_later(20.0, lambda: ends.append(DialError("it never ended")))
         while not ends:
             loop.turn()

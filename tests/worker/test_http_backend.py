@@ -65,7 +65,7 @@ class ServedBackend:
         self.thread = LoopThread()
         stack.callback(self.thread.close)
         self._dialer = self.thread.call(lambda: Dialer(self.thread.loop, self.thread.resolving.submit))
-        self._settings = HttpSettings(self.server.url, "", (), 4, 10.0, 100.0, 1024 * 1024)
+        self._settings = HttpSettings(self.server.url, "", (), 4, 100.0, 1024 * 1024)
         self.configure(**changes)
 
     def configure(self, **changes: Any) -> None:

@@ -110,7 +110,7 @@ class LinkedWorker:
         self.backend = Backend()
         self.thread = LoopThread()
         stack.callback(self.thread.close)
-        introduction = WorkerIdentity(SECRET, "our box", "worker-name", 3, 10.0)
+        introduction = WorkerIdentity(SECRET, "our box", "worker-name", 3)
         dialer = self.thread.call(lambda: Dialer(self.thread.loop, self.thread.resolving.submit, ca_file))
         self.link = RelayLink(
             self.thread.loop, dialer, url, introduction, self.backend, lambda: self.acks.put(None), versions

@@ -207,7 +207,7 @@ def test_a_header_that_no_relay_takes_is_left_out() -> None:
     with ExitStack() as stack:
         server, thread = Server(stack), LoopThread()
         stack.callback(thread.close)
-        settings = HttpSettings(server.url, "", (), 4, 10.0, 100.0, 1024 * 1024)
+        settings = HttpSettings(server.url, "", (), 4, 100.0, 1024 * 1024)
         backend = thread.call(lambda: HttpBackend(thread.loop, Dialer(thread.loop, thread.resolving.submit), settings))
         reply = Told()
         thread.call(lambda: backend.start(Request("r-1", "m", CHAT, False, "{}"), reply))

@@ -15,8 +15,6 @@ from umaserve.worker.dialer import Dialer
 from umaserve.worker.relay_link import RelayLink, WorkerIdentity
 from umaserve.worker.versions import RelayVersions, kept_in_state_directory
 
-CONNECT_S = 10.0
-
 
 class DaemonLinks:
     """One link to each of the configured relays; without any, nothing at all. Raises ``ConfigError`` for a secret or a
@@ -30,7 +28,7 @@ class DaemonLinks:
         if not config.relay:
             return
         name = config.worker_name or platform.node() or "worker"
-        self._mine = WorkerIdentity(self._read_secret(), config.relay_provider, name, config.parallel, CONNECT_S)
+        self._mine = WorkerIdentity(self._read_secret(), config.relay_provider, name, config.parallel)
         self._resolving = JobThread("resolving", loop.wake)
         self.threads.append(self._resolving)
         self._dialer = Dialer(loop, self._resolving.submit, config.relay_ca_file)

@@ -69,7 +69,6 @@ class RelayConfig:
         30.0, real("seconds", 0.05, 3600), "workers", "drop a worker that sends nothing for this long"
     )
     max_workers: int = setting(4096, whole(1, 65536), "workers", "workers at the same time")
-    max_models: int = setting(256, whole(1, 65536), "workers", "models that one worker may offer")
     max_message_bytes: int = setting(64 * MIB, size(64 * KIB, GIB), "workers", "largest message from a worker")
 
     redis: str = setting(

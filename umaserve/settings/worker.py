@@ -19,9 +19,6 @@ class WorkerConfig:
     name: str = link.worker_name()
     provider: str = link.provider()
     ca_file: str = link.ca_file()
-    connect_timeout: float = setting(
-        10.0, real("seconds", 0.05, 3600), "relay", "give up connecting to a relay or the backend after this long"
-    )
     drain_timeout: float = setting(
         30.0, real("seconds", 0, 3600), "relay", "after SIGTERM, let running requests finish for this long"
     )

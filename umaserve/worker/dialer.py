@@ -13,6 +13,9 @@ from umaserve.net.loop import Loop
 from umaserve.net.tls import Tls, TlsError, client_context
 from umaserve.settings.reread import reread
 
+CONNECT_S = 10.0
+"""How long a connection, and what begins it, may take."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerUrl:
@@ -58,7 +61,6 @@ class Dialer:
         url: ServerUrl,
         done: Callable[[Channel | DialError], None],
         *,
-        timeout: float,
         high_water: int,
         stall_timeout: float,
     ) -> Dialing:
@@ -78,4 +80,4 @@ class Dialer:
                 return
             done(channel)
 
-        return dial(self._loop, self._submit, url.host, url.port, timeout=timeout, done=connected)
+        return dial(self._loop, self._submit, url.host, url.port, timeout=CONNECT_S, done=connected)

@@ -20,7 +20,7 @@ from umaserve.wire.http_head import Headers, shown
 from umaserve.wire.relay_codec import MAX_COUNT, MAX_MODELS, MAX_NAME_BYTES, accepted_models
 from umaserve.wire.relay_messages import BYTES, FLOW, FORMS, Request, TokenCounts
 from umaserve.worker.backend import Job, Reply, is_text
-from umaserve.worker.dialer import Dialer, ServerUrl
+from umaserve.worker.dialer import CONNECT_S, Dialer, ServerUrl
 from umaserve.worker.http_call import HttpCall
 from umaserve.worker.places import Places
 
@@ -51,7 +51,6 @@ class HttpSettings:
     key: str
     models: tuple[str, ...]
     max_concurrent: int
-    connect_timeout: float
     request_timeout: float
     max_response_bytes: int
 
@@ -126,7 +125,6 @@ class HttpBackend:
             [*headers, ("Accept-Encoding", "identity")],
             body.encode() if isinstance(body, str) else body,
             answer,
-            connect_timeout=self._settings.connect_timeout,
             timeout=timeout,
         )
 
@@ -139,8 +137,7 @@ class HttpBackend:
         self._asking.append(done)
         if len(self._asking) == 1:
             exchange = _BackendRequest(_Listing(self._listed), False, MAX_LISTING_BYTES)
-            timeout = self._settings.connect_timeout
-            exchange.begin(self._call("GET", MODELS_PATH, self._authorization(), "", exchange, timeout))
+            exchange.begin(self._call("GET", MODELS_PATH, self._authorization(), "", exchange, CONNECT_S))
 
     def _listed(self, status: int, body: str) -> None:
         try:

@@ -30,7 +30,7 @@ class HttpCall:
     """Handler of a channel. The answer is not called before the constructor returns, nor after ``end``, ``failed`` or
     ``abort``.
 
-    ``connect_timeout`` and ``timeout``, which is for the whole call, are in seconds.
+    ``timeout``, which is for the whole call, is in seconds.
     """
 
     def __init__(
@@ -44,7 +44,6 @@ class HttpCall:
         body: bytes,
         answer: Answer,
         *,
-        connect_timeout: float,
         timeout: float,
     ) -> None:
         self._answer = answer
@@ -66,7 +65,6 @@ class HttpCall:
         self._dialing = dialer.connect(
             url,
             self._connected,
-            timeout=connect_timeout,
             # The whole request fits, so that the answer is read even before the server has read all of it.
             high_water=max(MIN_HIGH_WATER, len(self._request)),
             stall_timeout=timeout,

@@ -17,7 +17,7 @@ from umaserve.wire.relay_messages import Register
 from umaserve.wire.websocket import CloseCode
 from umaserve.wire.websocket_handshake import client_handshake
 from umaserve.worker.backend import Backend
-from umaserve.worker.dialer import Dialer, ServerUrl
+from umaserve.worker.dialer import CONNECT_S, Dialer, ServerUrl
 from umaserve.worker.relay_connection import Opening, RelayConnection
 from umaserve.worker.versions import VERSIONS, RelayVersions
 
@@ -33,14 +33,13 @@ DISMISSED_WAIT_S = 2.0
 
 @dataclass(slots=True)
 class WorkerIdentity:
-    """How a worker introduces itself to a relay; an attempt fails after ``timeout`` seconds."""
+    """How a worker introduces itself to a relay."""
 
     secret: str
     """May be changed; the next connection uses the new one."""
     provider: str
     name: str
     max_concurrent: int
-    timeout: float
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
     """By which relays that know each other see that it is the same worker."""
 
@@ -92,7 +91,6 @@ class RelayLink:
         self._dialing = self._dialer.connect(
             self._url,
             self._connected,
-            timeout=self._introduction.timeout,
             high_water=HIGH_WATER,
             stall_timeout=STALL_S,
         )
@@ -140,7 +138,7 @@ class RelayLink:
             mine.instance,
             self._backend.contexts or None,
         )
-        left_s = max(0.0, self._tried_at + mine.timeout - self._loop.now())
+        left_s = max(0.0, self._tried_at + CONNECT_S - self._loop.now())
         opening = Opening(handshake, key, register, left_s)
         self._connection = RelayConnection(self._loop, found, opening, self._backend, self._on_ack, self._on_lost)
 

@@ -43,15 +43,12 @@ class WorkerServer:
             self._read_backend_key(),
             config.models,
             config.max_concurrent,
-            config.connect_timeout,
             config.request_timeout,
             config.max_response_bytes,
         )
         self._backend = HttpBackend(self._loop, self._dialer, self._http)
         name = config.name or platform.node() or "worker"
-        self._mine = WorkerIdentity(
-            self._read_secret(), config.provider, name, config.max_concurrent, config.connect_timeout
-        )
+        self._mine = WorkerIdentity(self._read_secret(), config.provider, name, config.max_concurrent)
         versions = RelayVersions(kept_in_state_directory(), config.relay)
         self._links = [
             RelayLink(self._loop, self._dialer, url, self._mine, self._backend, self._on_ack, versions)

@@ -206,7 +206,7 @@ class RelaySite:
             self._pool,
             connection.channel,
             WebSocketCodec(config.max_message_bytes),
-            LinkLimits(config.heartbeat_interval, config.heartbeat_timeout, config.header_timeout, config.max_models),
+            LinkLimits(config.heartbeat_interval, config.heartbeat_timeout, config.header_timeout),
             connection.peer,
             connection.lost,
         )

@@ -33,16 +33,17 @@ log = logging.getLogger(__name__)
 MESSAGES_PER_TURN = 64
 MAX_LOGGED = 1024
 VERSIONS = ("1", "2026-04-bridge-v1", None)
+MAX_MODELS = 256
+"""Models that one worker may offer."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """Times are in seconds; ``models``: the most that a worker may have."""
+    """Times, in seconds."""
 
     heartbeat_interval: float
     heartbeat_timeout: float
     register_timeout: float
-    models: int
 
 
 class WorkerLink:
@@ -165,7 +166,7 @@ class WorkerLink:
             case Pong():
                 self._pool.report(worker, message.current_load)
             case ModelsUpdate():
-                models, _warnings = accepted_models(message.models, self._limits.models)
+                models, _warnings = accepted_models(message.models, MAX_MODELS)
                 self._pool.update(worker, models, message.current_load, message.contexts)
             case WorkerError():
                 about = {"worker": worker.id, "request": message.request_id, "code": message.code}
@@ -182,7 +183,7 @@ class WorkerLink:
             raise RequestError(
                 Fault.BAD_REQUEST, "protocol_version", f'expected "1", got "{message.protocol_version[:64]}"'
             )
-        models, warnings = accepted_models(message.models, self._limits.models)
+        models, warnings = accepted_models(message.models, MAX_MODELS)
         features = [feature for feature in FEATURES if feature in message.features]
         worker = self._pool.register(
             self,
