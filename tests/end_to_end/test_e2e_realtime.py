@@ -11,17 +11,11 @@ import openai
 import pytest
 from daemon import ANSWER_S, CHAT_FAR_FROM_A_TIE, Daemon
 from openai.resources.realtime.realtime import RealtimeConnection
+from realtime_talk import TEXT, TOOL, said, say, until_done
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from umaserve.access.keys import KeyFile
-
-TEXT = {"type": "realtime", "output_modalities": ["text"], "temperature": 0.0}
-TOOL = {
-    "type": "function",
-    "name": "get_weather",
-    "parameters": {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]},
-}
 
 
 @pytest.fixture(scope="module")
@@ -53,24 +47,6 @@ def talk(client: openai.OpenAI) -> Iterator[RealtimeConnection]:
         talk.session.update(session=TEXT)  # type: ignore[arg-type]
         assert talk.recv().type == "session.updated"
         yield talk
-
-
-def say(talk: RealtimeConnection, text: str, role: str = "user") -> None:
-    kind = "output_text" if role == "assistant" else "input_text"
-    item: Any = {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
-    talk.conversation.item.create(item=item)
-    assert [talk.recv().type, talk.recv().type] == ["conversation.item.added", "conversation.item.done"]
-
-
-def until_done(talk: RealtimeConnection) -> list[Any]:
-    events = [talk.recv()]
-    while events[-1].type not in ("response.done", "error"):
-        events.append(talk.recv())
-    return events
-
-
-def said(response: Any) -> str:
-    return "".join(part.text for item in response.output for part in item.content)
 
 
 def test_it_answers_as_the_chat_api_and_reuses_the_conversation(

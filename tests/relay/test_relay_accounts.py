@@ -111,7 +111,7 @@ def test_a_key_that_is_revoked_meanwhile_may_do_no_more_than_before(keys: KeyFil
     keys.revoke("alice")
     for refused in (
         lambda: accounts.check_model("alice", "other"),
-        lambda: accounts.only_some("alice"),
+        lambda: accounts.granted("alice"),
         lambda: accounts.visible("alice", ["other"]),
         lambda: accounts.admit("alice"),
     ):

@@ -391,7 +391,8 @@ def test_who_asks_a_relay_for_what_only_daemons_have_is_told_what_it_carries(rel
         "/completions, /detokenize, /embedding, /embeddings, /generate, /infill, /mcp, /responses, /tokenize, "
         "/v1/audio/speech, /v1/audio/transcriptions, /v1/audio/translations, /v1/chat/completions, "
         "/v1/chat/completions/input_tokens, /v1/completions, /v1/embeddings, /v1/messages, "
-        "/v1/messages/count_tokens, /v1/responses, /v1/responses/compact, /v1/responses/input_tokens, /ws/chat; "
+        "/v1/messages/count_tokens, /v1/realtime, /v1/responses, /v1/responses/compact, "
+        "/v1/responses/input_tokens, /ws/chat; "
         "ask a daemon directly for anything else"
     )
 

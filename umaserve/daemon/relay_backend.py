@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import cast
 
 from umaserve.core.errors import RequestError
+from umaserve.core.requests import Priority
 from umaserve.daemon.connection import Connection
 from umaserve.daemon.exchange import Exchange
 from umaserve.daemon.http.new_exchange import new_exchange
@@ -16,13 +17,24 @@ from umaserve.daemon.http.routes import DIALECTS, Routes, max_body_bytes
 from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import ErrorShape
+from umaserve.dialects.parameters import PRIORITY_HEADER
 from umaserve.dialects.responses.keeping import relay_fields
-from umaserve.dialects.routes import Conversation, Dispatch, Handed, OperatorsPage, Page, Posted
+from umaserve.dialects.routes import (
+    Conversation,
+    Dispatch,
+    Handed,
+    OperatorsPage,
+    Page,
+    Posted,
+    RealtimeSessions,
+)
 from umaserve.net.channel import Channel, Handler
 from umaserve.net.loop import Loop
 from umaserve.sessions.caller import Caller
+from umaserve.wire.fields import Fields, parse_json
 from umaserve.wire.http_head import TRACE_HEADER, Headers
 from umaserve.wire.http_head import Request as HttpRequest
+from umaserve.wire.relay_codec import MAX_MODELS, MAX_NAME_BYTES
 from umaserve.wire.relay_messages import FEATURES, Request
 from umaserve.worker.backend import Job, Reply, is_text
 
@@ -70,7 +82,9 @@ class DaemonBackend:
         headers = {name.lower(): value for name, value in (request.headers or {}).items()}
         client = headers.get(CLIENT_HEADER, "")
         trace = headers.get(TRACE_HEADER, "")
-        caller = Caller(found.dialect.name, f"relay:{client}", several=not client, traceparent=trace)
+        background = headers.get(PRIORITY_HEADER) == "background"
+        priority = Priority.BACKGROUND if background else Priority.INTERACTIVE
+        caller = Caller(found.dialect.name, f"relay:{client}", priority=priority, several=not client, traceparent=trace)
         max_bytes = max_body_bytes(found.route, self._services.config)
         too_large = errors.of_http(413, f"body: expected at most {max_bytes} bytes, got more").decode()
         content = request.body.encode() if isinstance(request.body, str) else request.body
@@ -100,11 +114,31 @@ class DaemonBackend:
                 conversation = _Conversation(wire, max_bytes, too_large)
                 conversation.receive(content)
                 return conversation
+            case RealtimeSessions():
+                return self._talk(request.model, caller, errors, reply, content)
             case Page() as page if found.route.method == "POST" and not isinstance(page, OperatorsPage):
                 reply.complete(*_answered(page, errors, facts, path, content))
                 return None
         reply.complete(404, _JSON, errors.of_http(404, f"path: {path[:64]} is not served through a relay").decode())
         return None
+
+    def _talk(self, model: str, caller: Caller, errors: ErrorShape, reply: Reply, content: bytes) -> Job | None:
+        # Only where it is used.
+        from umaserve.daemon.relay_realtime import RelayedSession
+        from umaserve.dialects.realtime.session import RealtimeSession
+
+        try:
+            # The relay checks the session's model; another one may write down what is said.
+            models = Fields.of(parse_json(content), "body").strings(
+                "models", max_items=MAX_MODELS, max_bytes=MAX_NAME_BYTES
+            )
+            caller = replace(caller, models=models)
+            session = RealtimeSession(self._services.facts(caller), model, {})
+            session.opened()
+        except RequestError as error:
+            reply.complete(*_refused(errors, error))
+            return None
+        return RelayedSession(self._services, session, caller, reply)
 
     def _post(
         self,

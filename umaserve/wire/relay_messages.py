@@ -6,9 +6,12 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-FEATURES = FLOW, WEBSOCKET, BYTES, FORMS, MCP = "flow", "websocket", "bytes", "forms", "mcp"
+FEATURES = FLOW, WEBSOCKET, BYTES, FORMS, MCP, REALTIME = "flow", "websocket", "bytes", "forms", "mcp", "realtime"
 """Features that a relay and a worker may agree on at registration beyond the contract: ``Flow``, WebSocket messages,
-bodies of replies and of requests that are not text, and calls of tools by the Model Context Protocol."""
+bodies of replies and of requests that are not text, calls of tools by the Model Context Protocol, and sessions of
+OpenAI's Realtime API: WebSockets whose worker speaks first."""
+WEBSOCKETS = (WEBSOCKET, REALTIME)
+"""The features of requests that are WebSockets."""
 
 # -- from the worker ---------------------------------------------------------------------------------------------------
 

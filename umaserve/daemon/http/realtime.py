@@ -76,6 +76,9 @@ class RealtimeConnection(WebSocketConnection):
     def answered(self) -> None:
         self._idle.postpone(self._loop.now() + self._idle_timeout)
 
+    def fail(self) -> None:
+        self.abort()
+
     def dismiss(self) -> None:
         self._end(CloseCode.POLICY_VIOLATION)
 

@@ -39,7 +39,7 @@ class Client(Protocol):
     def dismiss(self) -> None:
         """End the session: its key is no longer valid."""
 
-    def abort(self) -> None:
+    def fail(self) -> None:
         """End the session after a bug of ours."""
 
 
@@ -65,6 +65,10 @@ class RealtimeSteps:
     def receive(self, payload: bytes) -> None:
         """Take an event of the client's."""
         self._do(self._session.receive(payload))
+
+    def tell(self, error: RequestError) -> None:
+        """Send an error of none of the client's events."""
+        self._send(self._session.error(error))
 
     def release(self) -> None:
         """Go on: the client has caught up."""
@@ -104,7 +108,7 @@ class RealtimeSteps:
     def _start(self, start: Start) -> None:
         answer = start.answer
         exchange = AnswerExchange(
-            self._services, self._caller, answer, self._send_all, self._end_answer, self._client.abort
+            self._services, self._caller, answer, self._send_all, self._end_answer, self._client.fail
         )
         self._running[answer.id] = exchange
         try:
@@ -119,7 +123,7 @@ class RealtimeSteps:
     def _write(self, write: Write) -> None:
         transcript = write.transcript
         exchange = TranscriptExchange(
-            self._services, self._caller, transcript, self._send_all, self._end_transcript, self._client.abort
+            self._services, self._caller, transcript, self._send_all, self._end_transcript, self._client.fail
         )
         self._running[transcript.id] = exchange
         try:
@@ -141,7 +145,7 @@ class RealtimeSteps:
         def over() -> None:
             self._running.pop(step.id, None)
 
-        exchange = WarmUpExchange(self._services, self._caller, over, self._client.abort)
+        exchange = WarmUpExchange(self._services, self._caller, over, self._client.fail)
         try:
             self._renew()
             exchange.start(step.request)

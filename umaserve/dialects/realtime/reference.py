@@ -6,7 +6,7 @@ from umaserve.dialects.openai.reference import ERRORS
 from umaserve.dialects.realtime import schemas
 from umaserve.dialects.reference import Operation, Parameter, Reference, Reply, takes, websocket
 
-_HANDSHAKE = (
+HANDSHAKE = (
     Parameter("model", "query", about="The session's model; without it, the default model."),
     Parameter("Sec-WebSocket-Protocol", "header", about="`realtime`, and for a key `openai-insecure-api-key.KEY`."),
 )
@@ -21,7 +21,7 @@ OPERATIONS = {
         " `openai-insecure-api-key.KEY`, where KEY may be a client secret.",
         (schemas.RealtimeClientEvent, schemas.RealtimeServerEvent),
         ERRORS.error,
-        parameters=_HANDSHAKE,
+        parameters=HANDSHAKE,
     ),
     ("createClientSecret", "POST /v1/realtime/client_secrets"): Operation(
         "Make a short-lived key for a browser. The key opens sessions at /v1/realtime with the rights of the key that"

@@ -39,6 +39,9 @@ _FAULTS = {
 class Conversation:
     """The channel's handler after the upgrade; implements ``relay.pool.request.Client``."""
 
+    _max_frames: float = MAX_FRAMES_BEFORE_OUTPUT
+    """The most messages after the first one that are kept until the answer begins."""
+
     def __init__(
         self,
         loop: Loop,
@@ -111,7 +114,7 @@ class Conversation:
         if not self.channel.open or self.channel.overfull:
             return
         if self._codec.mistake is not None:
-            self._codec.explain(_error(self._path, self._codec.mistake))
+            self._codec.explain(self._error(self._codec.mistake))
         self.channel.write(self._codec.take_output())
         if self._codec.closed:
             self._leave()
@@ -137,7 +140,7 @@ class Conversation:
         except RequestError as error:
             if error.fault is Fault.RATE_LIMITED:
                 # What runs goes on.
-                self.channel.write(self._codec.send(_error(self._path, error)))
+                self.channel.write(self._codec.send(self._error(error)))
             else:
                 self._say_and_close(error)
         return True
@@ -146,11 +149,9 @@ class Conversation:
         if self._request is not None:
             text = self._later_message(text)
         if self._request is None:
-            self._keep(len(text))
-            self._request = request = self._new_request(text, self)
-            self._pool.submit(request)
-        elif not self._request.begun and len(self._request.frames) >= MAX_FRAMES_BEFORE_OUTPUT:
-            problem = f"expected at most {MAX_FRAMES_BEFORE_OUTPUT} frames before the answer begins, got more"
+            self._submit(text)
+        elif not self._request.begun and len(self._request.frames) >= self._max_frames:
+            problem = f"expected at most {self._max_frames} frames before the answer begins, got more"
             self._say_and_close(RequestError(Fault.BAD_REQUEST, "message", problem))
         elif not self._request.begun and sum(map(len, self._request.frames)) + len(text) > self._max_bytes:
             problem = f"expected at most {self._max_bytes} bytes before the answer begins, got more"
@@ -159,6 +160,11 @@ class Conversation:
             if not self._request.begun:
                 self._keep(self._kept + len(text))
             self._pool.frame(self._request, text)
+
+    def _submit(self, text: str) -> None:
+        self._keep(len(text))
+        self._request = request = self._new_request(text, self)
+        self._pool.submit(request)
 
     def _keep(self, n_bytes: int) -> None:
         self._kept = n_bytes
@@ -210,7 +216,7 @@ class Conversation:
         self._say_and_close(RequestError(Fault.TIMED_OUT, "request", "it did not arrive in time"), CloseCode.GOING_AWAY)
 
     def _say_and_close(self, error: RequestError, code: int = CloseCode.INTERNAL_ERROR) -> None:
-        self.channel.write(self._codec.send(_error(self._path, error)))
+        self.channel.write(self._codec.send(self._error(error)))
         self._close(code)
 
     def _close(self, code: int) -> None:
@@ -224,12 +230,11 @@ class Conversation:
         if request is not None:
             self._pool.leave(request)
 
-
-def _error(path: str, error: RequestError) -> bytes:
-    """The error message in the format of the contract for ``path``."""
-    if path == CHAT:
-        return orjson.dumps({"type": "error", "error": error.message})
-    return error_message(error, None)
+    def _error(self, error: RequestError) -> bytes:
+        """The error message in the format of the contract for the path."""
+        if self._path == CHAT:
+            return orjson.dumps({"type": "error", "error": error.message})
+        return error_message(error, None)
 
 
 def _message(chunk: str | bytes) -> Message:

@@ -19,7 +19,7 @@ from umaserve.relay.pool.request import Client, RelayedRequest
 from umaserve.wire.fields import Fields, string
 from umaserve.wire.forwarding import end_to_end, joined, via
 from umaserve.wire.http_head import Request
-from umaserve.wire.relay_messages import BYTES, FORMS, MCP, WEBSOCKET
+from umaserve.wire.relay_messages import BYTES, FORMS, MCP, REALTIME, WEBSOCKET
 
 MESSAGES, SHOW, SPEECH = "/v1/messages", "/api/show", "/v1/audio/speech"
 FORM_PATHS = ("/v1/audio/transcriptions", "/audio/transcriptions", "/v1/audio/translations")
@@ -208,6 +208,28 @@ class Intake:
 
         return request
 
+    def session(self, handshake: Request, client_name: str) -> Callable[[str, Client], RelayedRequest]:
+        """A function that makes the request of a session of the Realtime API, whose worker is told which models its
+        key may use, if not all: one of them writes down what is said. Raises ``RequestError``."""
+        model = self._model(_shortened(handshake.query.get("model", "")) or None, client_name)
+        granted = self._accounts.granted(client_name) if self._accounts else ()
+        headers = self._headers(handshake, client_name)
+
+        def request(_text: str, client: Client) -> RelayedRequest:
+            return RelayedRequest(
+                id=self._new_id(),
+                model=model,
+                path=handshake.path,
+                is_streaming=True,
+                body=written({"models": granted} if granted else {}),
+                headers=headers,
+                client=client,
+                needs=REALTIME,
+                tally=self._accounts.session_tally(client_name) if self._accounts else None,
+            )
+
+        return request
+
     def later_message(self, text: str, client_name: str) -> str:
         """A later message of a WebSocket as its worker gets it. One that asks for a model which is not the client's, or
         for more answers than its key allows, is refused."""
@@ -222,7 +244,7 @@ class Intake:
         configures = first or values.get("type") not in _STEERING
         if not (configures or values.get("action") == "regenerate"):
             return
-        if configures and self._accounts.only_some(client_name):
+        if configures and self._accounts.granted(client_name):
             named = values.get("model")
             self._accounts.check_model(client_name, named if isinstance(named, str) else None)
         if not first:  # That was counted with the handshake.

@@ -11,6 +11,8 @@ from umaserve.dialects.llama_server.reference import REFERENCE as LLAMA_SERVER
 from umaserve.dialects.mcp.reference import REFERENCE as MCP
 from umaserve.dialects.ollama.reference import REFERENCE as OLLAMA
 from umaserve.dialects.openai.reference import REFERENCE as OPENAI
+from umaserve.dialects.realtime.reference import HANDSHAKE
+from umaserve.dialects.realtime.reference import REFERENCE as REALTIME
 from umaserve.dialects.reference import (
     METRICS,
     Body,
@@ -64,7 +66,7 @@ ERRORS = Errors(
 
 _DAEMONS = {
     at: (name, operation, reference.tag)
-    for reference in (OPENAI, RESPONSES, ANTHROPIC, OLLAMA, LLAMA_SERVER, GENERATE, CHAT)
+    for reference in (OPENAI, RESPONSES, REALTIME, ANTHROPIC, OLLAMA, LLAMA_SERVER, GENERATE, CHAT)
     for (name, at), operation in reference.operations.items()
 }
 """A daemon's operations, each with its name and the API that it is of."""
@@ -81,6 +83,10 @@ _READ = {
     "/v1/responses/compact": (Body(schemas.CompactionRequest), _ITEMS),
 }
 """Bodies of which the relay reads more than the model, and what it makes of them."""
+_SESSION = (
+    " A daemon opens and keeps the session, which has one of its slots; if it is lost, an error says so before the close."
+    " The session counts as a request of its key, and so does each response; one that its rates don't allow is cancelled."
+)
 _MODEL = Parameter("model", "query", about='The model of messages that name none, or "default"; without it, any.')
 
 
@@ -100,6 +106,8 @@ def _conversation(path: str) -> tuple[tuple[str, str], Operation]:
     """The WebSocket of a daemon, as a worker answers it through the relay."""
     name, operation, api = _DAEMONS[f"GET {path}"]
     about = f"{operation.summary} ({api}). Frames are forwarded unchanged; all, from first to close, are one request."
+    if path == relayed.REALTIME:
+        return (name, f"GET {path}"), websocket(about + _SESSION, None, schemas.Error, HANDSHAKE)
     return (name, f"GET {path}"), websocket(about, None, schemas.Error, (_MODEL,))
 
 

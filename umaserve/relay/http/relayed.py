@@ -38,5 +38,20 @@ RELAYED = frozenset(
         *FORM_PATHS,
     )
 )
-CONVERSATIONS = frozenset(("/generate", "/ws/chat"))
+REALTIME = "/v1/realtime"
+CONVERSATIONS = frozenset(("/generate", "/ws/chat", REALTIME))
 """Whose WebSockets' messages it answers."""
+_KEEPS_NONE = "a relay keeps no files and runs no batches: send them to a daemon that has --store"
+_INSTEAD = {
+    "GET /v1/responses": "a relay has the WebSocket of /v1/realtime, and of responses none: POST each one",
+    "/v1/files": _KEEPS_NONE,
+    "/v1/batches": _KEEPS_NONE,
+    f"{REALTIME}/client_secrets": "a relay makes no client secrets: make a key for the page (umaserve keys add, or POST"
+    " /admin/keys), and revoke it when the page is left",
+}
+"""What to do instead of requests that only daemons answer, by the beginnings of their paths."""
+
+
+def instead_of(path: str) -> str | None:
+    """What to do instead of a request to this path, which is not served; ``None`` for those that nobody has."""
+    return next((told for above, told in _INSTEAD.items() if f"{path}/".startswith(f"{above}/")), None)

@@ -7,9 +7,10 @@ import hmac
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from umaserve.access.attempts import FailedAttempts, counted_as, peer_address
-from umaserve.access.gate import SUBPROTOCOL, Gate, check_form, check_json
+from umaserve.access.gate import REALTIME_SUBPROTOCOL, SUBPROTOCOL, Gate, check_form, check_json
 from umaserve.core.errors import RequestError
 from umaserve.dialects.anthropic.errors import ERRORS as ANTHROPICS_ERRORS
 from umaserve.dialects.http import ErrorReply
@@ -24,17 +25,21 @@ from umaserve.relay.http.conversation import Conversation
 from umaserve.relay.http.exchange import RelayExchange
 from umaserve.relay.http.intake import ANTHROPIC_HEADER, FORM_PATHS, MESSAGES, Intake
 from umaserve.relay.http.pages import PROBES, Pages
-from umaserve.relay.http.relayed import ANTHROPIC_PATHS, CONVERSATIONS, RELAYED
+from umaserve.relay.http.realtime import MAX_EVENT_BYTES, RealtimeConversation
+from umaserve.relay.http.relayed import ANTHROPIC_PATHS, CONVERSATIONS, REALTIME, RELAYED, instead_of
 from umaserve.relay.http.responses import RESPONSES, Responses
 from umaserve.relay.http.tools import Tools
 from umaserve.relay.http.worker_link import LinkLimits, WorkerLink
 from umaserve.relay.pool.accounts import Accounts
 from umaserve.relay.pool.pool import Pool
+from umaserve.relay.pool.request import Client, RelayedRequest
 from umaserve.settings.relay import RelayConfig
 from umaserve.wire.http_head import Headers, Refusal, Request, shown
 from umaserve.wire.websocket import CloseCode, WebSocketCodec
 
 log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=Conversation)
 
 CONNECT = "/v1/worker/connect"
 ADMIN = "/admin/"
@@ -103,7 +108,8 @@ class RelaySite:
             return functools.partial(self._tell_methods, methods)
         if head.method not in methods:
             got = f"method: expected {' or '.join(methods)}, got {head.method}"
-            raise Refusal(405, got, [("Allow", ", ".join(methods))])
+            instead = instead_of(f"{head.method} {head.path}")
+            raise Refusal(405, f"{got}: {instead}" if instead else got, [("Allow", ", ".join(methods))])
         if head.path.startswith(ADMIN):
             self._admin.check(head, self._address(head, peer))
         elif head.path not in (CONNECT, *PROBES):
@@ -119,7 +125,7 @@ class RelaySite:
         if path in RELAYED:
             return ("POST",), self._relay
         if path in CONVERSATIONS:
-            return ("GET",), self._converse
+            return ("GET",), self._talk if path == REALTIME else self._converse
         if path == MCP:
             return ("POST",), self._serve_tools
         if path == CONNECT:
@@ -130,6 +136,8 @@ class RelaySite:
             return found
         page = self._pages.find(path)
         if page is None:
+            if instead := instead_of(path):
+                raise Refusal(404, f"path: there is no {path[:64]}: {instead}")
             carried = ", ".join(sorted(RELAYED | CONVERSATIONS | {MCP}))
             other = "ask a daemon directly for anything else"
             raise Refusal(404, f"path: there is no {path[:64]}: a relay forwards {carried}; {other}")
@@ -157,9 +165,12 @@ class RelaySite:
     def _admitted(self, request: Request) -> str:
         """The name of its key, whose rates allow one more request."""
         name = self._check_key(request)
+        self._count(name)
+        return name
+
+    def _count(self, name: str) -> None:
         if self._doors.accounts is not None:
             self._doors.accounts.admit(name)
-        return name
 
     def _relay(self, connection: HttpConnection, request: Request) -> None:
         name = self._admitted(request)
@@ -176,21 +187,50 @@ class RelaySite:
         name = self._admitted(request)
         new_request = self._intake.conversation(request, name)
         rest = connection.upgrade(request, [SUBPROTOCOL])
-        conversation = Conversation(
+        conversation = self._conversation(
+            Conversation,
+            connection,
+            request,
+            new_request,
+            lambda text: self._intake.later_message(text, name),
+            self._config.max_body_bytes,
+        )
+        connection.hand_over(conversation, rest)
+
+    def _talk(self, connection: HttpConnection, request: Request) -> None:
+        name = self._admitted(request)
+        new_request = self._intake.session(request, name)
+        rest = connection.upgrade(request, [REALTIME_SUBPROTOCOL])
+        max_bytes = min(self._config.max_body_bytes, MAX_EVENT_BYTES)
+        session = self._conversation(
+            RealtimeConversation, connection, request, new_request, lambda text: text, max_bytes
+        )
+        session.start(lambda: self._count(name))
+        connection.hand_over(session, rest)
+
+    def _conversation(
+        self,
+        kind: type[C],
+        connection: HttpConnection,
+        request: Request,
+        new_request: Callable[[str, Client], RelayedRequest],
+        later_message: Callable[[str], str],
+        max_bytes: int,
+    ) -> C:
+        return kind(
             self._loop,
             self._pool,
             connection.channel,
-            WebSocketCodec(self._config.max_body_bytes),
+            WebSocketCodec(max_bytes),
             request.path,
             new_request,
-            lambda text: self._intake.later_message(text, name),
+            later_message,
             connection.lost,
             self.input_budget.share(connection.channel),
             ping_interval=self._config.ping_interval,
             idle_timeout=self._config.idle_timeout,
-            max_bytes=self._config.max_body_bytes,
+            max_bytes=max_bytes,
         )
-        connection.hand_over(conversation, rest)
 
     def _serve_tools(self, connection: HttpConnection, request: Request) -> None:
         self._tools.serve(connection, request, self._check_key(request))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from umaserve.access.key_entries import Key
@@ -21,6 +21,12 @@ _PROMPT = re.compile(r'"(?:prompt_tokens|input_tokens|prompt_eval_count|tokens_e
 _GENERATED = re.compile(r'"(?:completion_tokens|output_tokens|eval_count|tokens_predicted)"\s*:\s*(\d{1,12})')
 """Patterns of the token counts in a reply, as OpenAI's, Anthropic's, Ollama's and llama-server's clients read them. In
 a text the quotes would be escaped."""
+_DELTAS = tuple(
+    f'{{"type":"response.{kind}.delta"'
+    for kind in ("output_text", "output_audio_transcript", "function_call_arguments")
+)
+_ENDS = ('{"type":"response.done"', '{"type":"conversation.item.input_audio_transcription.completed"')
+"""How the events of a realtime session begin that have text of the model's, and those that tell its usage."""
 
 
 @dataclass(slots=True)
@@ -66,9 +72,9 @@ class Accounts:
         if allowed and model not in allowed:
             raise model_not_granted(model or "none")
 
-    def only_some(self, name: str) -> bool:
-        """Whether the key may not use all models."""
-        return bool(self._valid(name).models)
+    def granted(self, name: str) -> Sequence[str]:
+        """The models that the key may use; empty: all."""
+        return self._valid(name).models
 
     def visible(self, name: str, models: Iterable[str]) -> list[str]:
         """Select the ``models`` that the key may use."""
@@ -78,6 +84,10 @@ class Accounts:
     def tally(self, name: str) -> Tally:
         """Make the tally of a request of this key."""
         return Tally(lambda prompt, generated: self._spend(name, prompt, generated))
+
+    def session_tally(self, name: str) -> SessionTally:
+        """Make the tally of a session of the Realtime API."""
+        return SessionTally(lambda prompt, generated: self._spend(name, prompt, generated))
 
     def _spend(self, name: str, prompt: int, generated: int) -> None:
         used = self.used.setdefault(name, Used())
@@ -144,6 +154,21 @@ class Tally:
         if generated is None:
             generated = self._events
         self._spend(prompt or 0, max(0, generated - self._spent))
+
+
+class SessionTally(Tally):
+    """Counts the tokens of a session's answers and transcripts: as their ends say; and of answers without an end a
+    token for each event of text."""
+
+    def chunk(self, chunk: str | bytes) -> None:
+        if not isinstance(chunk, str):
+            return
+        if chunk.startswith(_DELTAS):
+            self._events += 1
+        elif chunk.startswith(_ENDS):
+            generated = _last(_GENERATED, chunk) or 0
+            self._spend(_last(_PROMPT, chunk) or 0, generated)
+            self._events = max(0, self._events - generated)
 
 
 def _last(pattern: re.Pattern[str], text: str) -> int | None:

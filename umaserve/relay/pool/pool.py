@@ -38,6 +38,7 @@ from umaserve.wire.relay_messages import (
     BYTES,
     FORMS,
     MCP,
+    REALTIME,
     WEBSOCKET,
     CancelReason,
     GracefulShutdown,
@@ -55,6 +56,8 @@ LACKING = {
     "relay",
     FORMS: "form: no worker with this model takes forms with files: have an umaserve daemon or worker work for the "
     "relay",
+    REALTIME: "realtime: no worker with this model has sessions of the Realtime API: have an umaserve daemon of this "
+    "version work for the relay",
     MCP: "tool: no worker with this model has tools of MCP: have an umaserve daemon work for the relay",
 }
 """The error of a request that needs a feature which no worker with its model has."""

@@ -15,7 +15,7 @@ from umaserve.relay.pool.request import RelayedRequest
 from umaserve.relay.pool.states import Event
 from umaserve.relay.pool.worker import Worker
 from umaserve.wire.event_stream import begins_event, has_only_comments
-from umaserve.wire.relay_messages import OtherReason, ResponseChunk, ResponseComplete, WorkerError
+from umaserve.wire.relay_messages import REALTIME, OtherReason, ResponseChunk, ResponseComplete, WorkerError
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,8 @@ class Replies:
         if request.tally is not None:
             request.tally.chunk(message.chunk)
         # A lower bound: a character has at least a byte, and counting exactly would cost a copy.
-        request.output_bytes += len(message.chunk)
+        # A session's messages are of many answers: each counts alone.
+        request.output_bytes = len(message.chunk) + (0 if request.needs == REALTIME else request.output_bytes)
         if request.output_bytes > self._max_bytes:
             self._in_flight.cancel(request, OtherReason("response too large"))
             self._outcomes.fail(request, 502, f"response: larger than {self._max_bytes} bytes")

@@ -11,7 +11,7 @@ from umaserve.net.timers import Timer
 from umaserve.relay.pool.accounts import Tally
 from umaserve.relay.pool.states import ENDED, TRANSITIONS, WITH_WORKER, Event, State, TransitionError
 from umaserve.wire.relay_codec import encode
-from umaserve.wire.relay_messages import WEBSOCKET, Request
+from umaserve.wire.relay_messages import WEBSOCKETS, Request
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """The largest message that workers accept. A larger one would close a worker's connection, with all its requests."""
@@ -101,7 +101,7 @@ class RelayedRequest:
 
     @property
     def is_websocket(self) -> bool:
-        return self.needs == WEBSOCKET
+        return self.needs in WEBSOCKETS
 
     @property
     def in_flight(self) -> bool:
