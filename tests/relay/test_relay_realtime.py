@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,34 @@ def test_a_session_may_say_more_than_a_response(start: Callable[..., Relay]) -> 
     for _ in range(3):
         worker.chunk(request, "x" * 1000)
         assert client.text() == "x" * 1000
+
+
+def test_a_microphone_waits_for_its_worker_and_piles_up_nowhere(relay: Relay, worker: Worker) -> None:
+    client, _request = opened(relay, worker)
+    packet, n = compact({**APPEND, "audio": "A" * 2**16}), 1024
+    speaking = threading.Thread(target=lambda: [client.send(packet) for _ in range(n)], daemon=True)
+    speaking.start()
+    most = 0
+    for _ in range(n):
+        assert worker.request()["body"] == packet
+        most = max(most, relay.queued)
+    assert most < n * len(packet) // 8
+
+
+def test_a_worker_is_told_to_pause_for_a_client_that_listens_slowly(relay: Relay, worker: Worker) -> None:
+    client, request = opened(relay, worker)
+    sound = compact({"type": "response.output_audio.delta", "delta": "A" * 2**16})
+    told: list[Any] = []
+    listening = threading.Thread(target=lambda: told.append(worker.receive()), daemon=True)
+    listening.start()
+    n = 0
+    while not told:
+        worker.chunk(request, sound)
+        n += 1
+    flow = {"type": "flow", "request_id": request["request_id"]}
+    assert told == [{**flow, "paused": True}]
+    assert {client.text() for _ in range(n)} == {sound}
+    assert worker.receive() == {**flow, "paused": False}
 
 
 def begins(worker: Worker, request: dict[str, Any], id_: str) -> dict[str, Any]:

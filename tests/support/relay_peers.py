@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 from http_wire import Http, Response, encode
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from umaserve.relay.http.worker_link import WorkerLink
 from umaserve.relay.server import RelayServer
 from umaserve.settings.relay import RelayConfig
 
@@ -111,6 +112,12 @@ class Relay:
         """Bytes of what clients have sent, by the book of their memory."""
         assert self._server is not None
         return self._server._site.input_budget.drawn
+
+    @property
+    def queued(self) -> int:
+        """Bytes that wait for workers to read them."""
+        assert self._server is not None
+        return sum(cast("WorkerLink", worker.link).channel.queued for worker in self._server._pool.workers)
 
     # -- peers ---------------------------------------------------------------------------------------------------
 

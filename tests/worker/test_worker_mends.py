@@ -11,7 +11,7 @@ import pytest
 from worker_wire import BackendPeer, LoopThread, Server
 from world import DaemonWorld
 
-from umaserve.core.events import Token
+from umaserve.core.events import Prefilled, Token
 from umaserve.daemon import relay_backend
 from umaserve.daemon.connection import Connection
 from umaserve.daemon.relay_backend import DaemonBackend
@@ -160,6 +160,67 @@ def test_an_aborted_job_leaves_no_session_and_its_reply_hears_no_more(daemon: Da
     job.frame("{}")
     daemon.deliver_all()
     assert daemon.backend.load == 0
+
+
+REALTIME = "/v1/realtime"
+ASKED = {"type": "response.create", "response": {"instructions": "Hello.", "output_modalities": ["text"]}}
+
+
+def types(reply: Told) -> list[str]:
+    return [json.loads(chunk)["type"] for chunk in reply.chunks]
+
+
+def test_a_relayed_session_is_held_for_a_slow_client_and_ends_with_it(daemon: Daemon) -> None:
+    job, reply = daemon.start(REALTIME, "{}")
+    assert job is not None
+    assert types(reply) == ["session.created"]
+    job.frame(json.dumps(ASKED))
+    (session,) = daemon.sessions.running()
+    job.pause(True)
+    daemon.sessions.prompt_done(session)
+    for output in (Prefilled(3), Token("Hi", 1)):
+        daemon.sessions.put(session, output)
+    daemon.deliver()
+    assert session.holds
+    job.pause(False)
+    daemon.turn()
+    assert not session.holds
+    told = types(reply)
+    assert told[1] == "response.created"
+    assert told[-1] == "response.output_text.delta"
+    job.abort()
+    reply.aborted = True
+    job.pause(True)
+    job.frame(json.dumps(ASKED))
+    job.pause(False)
+    daemon.deliver_all()
+    assert daemon.backend.load == 0
+
+
+def test_an_event_of_a_relayed_session_may_be_no_larger_than_any_others(daemon: Daemon) -> None:
+    job, reply = daemon.start(REALTIME, "{}")
+    assert job is not None
+    job.frame("é" * (MAX_CHAT_BYTES // 2 + 1))
+    message = json.loads(reply.chunks[-1])["error"]["message"]
+    assert message == f"message: expected at most {MAX_CHAT_BYTES} bytes, got {MAX_CHAT_BYTES + 2}"
+    assert reply.end is not None
+    assert reply.end[0] == 413
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("", "not valid JSON"),
+        ("[]", "body: expected an object"),
+        ('{"models": 5}', "models: expected a string or an array of strings"),
+    ],
+)
+def test_a_session_that_a_relay_cannot_have_is_refused(daemon: Daemon, body: str, message: str) -> None:
+    job, reply = daemon.start(REALTIME, body)
+    assert job is None
+    assert reply.end is not None
+    assert reply.end[0] in (400, 404)
+    assert message in json.loads(reply.end[2])["error"]["message"]
 
 
 def test_a_relayed_generation_keeps_nothing_for_a_resume_that_is_always_refused(

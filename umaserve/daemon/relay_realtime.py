@@ -28,11 +28,13 @@ class RelayedSession:
 
     def pause(self, paused: bool) -> None:
         self.congested = paused
-        if not paused:
+        if self._open and not paused:
             self._steps.release()
 
     def frame(self, text: str) -> None:
         event = text.encode()
+        if not self._open:
+            return
         if len(event) <= self._max_bytes:
             self._steps.receive(event)
         else:

@@ -84,8 +84,9 @@ _READ = {
 }
 """Bodies of which the relay reads more than the model, and what it makes of them."""
 _SESSION = (
-    " A daemon opens and keeps the session, which has one of its slots; if it is lost, an error says so before the close."
-    " The session counts as a request of its key, and so does each response; one that its rates don't allow is cancelled."
+    " A daemon opens and keeps the session, which has one of its slots; if it is lost, an error says so before the"
+    " close. The session counts as a request of its key, and so does each response; one that its rates don't allow is"
+    " cancelled."
 )
 _MODEL = Parameter("model", "query", about='The model of messages that name none, or "default"; without it, any.')
 
