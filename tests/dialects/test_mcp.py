@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import orjson
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from routes import MODEL_INFO, facts, listed
@@ -540,7 +541,7 @@ MESSAGES = st.fixed_dictionaries(
 
 
 @given(MESSAGES | VALUES, st.sampled_from([None, STATELESS, "2025-06-18", "x"]))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 def test_whatever_comes_gets_a_response(message: Any, version: str | None) -> None:
     headers = {} if version is None else {"mcp_protocol_version": version, "mcp_method": "tools/call"}
     content = orjson.dumps(message) if _fits(message) else json.dumps(message).encode()

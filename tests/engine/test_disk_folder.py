@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +49,7 @@ def test_what_was_written_is_told_and_read_by_another_daemon(tmp_path: Path) -> 
     assert keep(other, BOB) != name
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_a_changed_or_cut_file_is_refused_and_removed(tmp_path_factory: pytest.TempPathFactory, data) -> None:
     path = tmp_path_factory.mktemp("disk")
