@@ -27,7 +27,7 @@ from umaserve.core.queries import Tokenize
 from umaserve.core.requests import Generate
 from umaserve.daemon.http.text_exchange import TextExchange
 from umaserve.dialects.http import ErrorReply
-from umaserve.models import model_loading
+from umaserve.models import model_host, model_loading
 from umaserve.models import registry as models_module
 from umaserve.models.known_models import KnownModels
 from umaserve.models.registry import Models
@@ -212,6 +212,8 @@ def new_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ModelsW
         monkeypatch.setattr(models_module, "mapped_bytes", lambda _pids: 0)
         monkeypatch.setattr(model_loading, "resident_bytes", box.resident)
         monkeypatch.setattr(model_loading, "BESIDES_WEIGHTS", 0)
+        # Each load collects all garbage, which in the tests' process takes as long as some hundred ticks.
+        monkeypatch.setattr(model_host, "gc", Mock())
         worlds.append(ModelsWorld(box, **settings))
         world = worlds[-1]
         world.models.default.load(lambda _error: None)
