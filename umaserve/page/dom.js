@@ -43,6 +43,7 @@ const ICONS = {
   redo: "M20 11a8 8 0 1 0-2.3 6.3M20 5v6h-6",
   remove: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
   save: "M12 4v11M7 10l5 5 5-5M5 20h14",
+  server: "M4 5h16v6H4zM4 13h16v6H4zM8 8h.01M8 16h.01",
   send: "M12 20V5M5 12l7-7 7 7",
   silent: "M11 5L6 9H3v6h3l5 4zM16 9.5l5 5M21 9.5l-5 5",
   sliders: "M4 8h9M17 8h3M15 6v4M4 16h3M11 16h9M9 14v4",

@@ -5,11 +5,14 @@ import { asAsked, defaults, presets, savePreset } from "../answers/settings.js";
 import { copyText } from "../dom.js";
 import { answering } from "./answering.js";
 import { keeper } from "./kept.js";
+import { isServers, places } from "./places.js";
 
 const SAVE_MS = 3000;
 /** A slider moves faster than anything need be kept. */
 const SETTLED_MS = 300;
 const NOTICE_MS = 8000;
+const NOT_HERE = "This conversation is not in this browser: it was deleted, or had elsewhere.";
+const NOT_THERE = "The server doesn't have this conversation for this key.";
 
 /** The chat's state. `run` is the answer being written: {conversation, answer, phase, note}, from character `from` on. */
 export function chatState(wide, storage) {
@@ -29,13 +32,15 @@ export function chatState(wide, storage) {
     notice: "",
     /** Takes back what the notice tells of. */
     undo: null,
+    /** Whether the server offers to keep conversations, and until when after their last change. */
+    server: { offered: false, maxAgeS: null },
     /** Which drawers are open. */
     open: { list: wide, settings: false },
   };
 }
 
-/** `wide()`: whether there is room for the drawers beside the conversation. `tab` is storage that ends with the tab. */
-export function chatActions({ store, api, library, storage, tab, wide }) {
+/** `browser` is its library. `wide()`: whether there is room for the drawers beside the conversation. `tab` is storage that ends with the tab. */
+export function chatActions({ store, api, browser, storage, tab, wide }) {
   const { state } = store;
   const kept = keeper(storage);
   /** What the timer saves. */
@@ -51,6 +56,19 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     update(() => Object.assign(state, { notice: text, undo }));
   }
 
+  const on = {
+    moved: (before, conversation, fields) => {
+      update(() => Object.assign(conversation, fields));
+      kept.moveDraft(before, conversation);
+      answers.renamed(conversation);
+    },
+    update,
+    changed: () => relist(),
+    terms: (terms) => update(() => (state.server = terms)),
+  };
+  const running = ({ id }) => (state.run?.conversation.id === id ? state.run.answer : undefined);
+  const library = places({ api, browser, running, on, tell });
+
   function show(conversation) {
     const settings = { ...defaults(), ...conversation.settings };
     update(() => {
@@ -63,24 +81,6 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
   async function relist() {
     const list = await library.list(state.query);
     update(() => (state.list = list));
-  }
-
-  /** Takes over what another tab has made of a conversation, but for the answer that is being written here. */
-  async function adopt(conversation) {
-    const found = await library.get(conversation.id);
-    if (!found || found.changed <= conversation.changed) return;
-    const { title, changed, turns, chosen } = found;
-    const { answer } = state.run?.conversation === conversation ? state.run : {};
-    for (const [id, turn] of Object.entries(conversation.turns)) {
-      if (turn === answer || (answer && !turns[id])) turns[id] = turn;
-      else if (turns[id]) {
-        // It stays the turn that buttons know.
-        for (const field of ["end", "error", "request"]) delete turn[field];
-        turns[id] = Object.assign(turn, turns[id]);
-      }
-    }
-    const shown = answer ? { ...chosen, ...conversation.chosen } : chosen;
-    update(() => Object.assign(conversation, { title, changed, turns, chosen: shown }));
   }
 
   function saveSoon(conversation, ms) {
@@ -148,7 +148,10 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     kept.forgetBeginning();
     const entries = media.map(({ blob: _blob, text: _text, ...entry }) => entry);
     let turn;
-    update(() => (turn = addTurn(conversation, parent, "user", { text: text.trim(), ...(entries.length > 0 && { media: entries }) })));
+    update(() => {
+      if (Object.keys(conversation.turns).length === 0) conversation.wanted = kept.beginsThere();
+      turn = addTurn(conversation, parent, "user", { text: text.trim(), ...(entries.length > 0 && { media: entries }) });
+    });
     try {
       // All begun at once: the turn is shown meanwhile, and whoever reads them from now on waits until they are there.
       const kept = media.map(({ id, blob }) => blob && library.keep(conversation.id, id, blob));
@@ -167,7 +170,15 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
   /** The conversation as it is here; what is being written in it is in no other copy. */
   async function held(id) {
     const here = [state.run?.conversation, state.conversation].find((each) => each?.id === id);
-    return here ?? library.get(id);
+    if (here) return here;
+    try {
+      const found = await library.get(id);
+      if (!found) tell(isServers(id) ? NOT_THERE : NOT_HERE);
+      return found;
+    } catch (error) {
+      tell(`This conversation can't be read from the server: ${error.message}`);
+      return undefined;
+    }
   }
 
   const removing = async () => (await import("./removal.js")).removal({ library, update, save, tell });
@@ -175,9 +186,11 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     // -- conversations
     open: async (id) => {
       if (unsaved?.id === id) await save(unsaved);
-      const found = state.run?.conversation.id === id ? state.run.conversation : await library.get(id);
-      if (found) show(found);
-      return found !== undefined;
+      const found = await held(id);
+      if (!found) return false;
+      show(found);
+      await library.finish(found);
+      return true;
     },
     takeUp: answers.takeUp,
     begin: () => {
@@ -187,11 +200,22 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
     },
     remove: async (id) => {
       if (state.run?.conversation.id === id) return;
-      await (await removing()).conversation(id);
+      try {
+        await (await removing()).conversation(id);
+      } catch (error) {
+        return tell(`The server has not deleted this conversation: ${error.message}`);
+      }
       kept.forgetDraft(id);
       if (state.conversation.id === id) actions.begin();
-      await relist();
+      return relist();
     },
+    /** From the browser to the server, or back. */
+    move: async (id) => {
+      const conversation = await held(id);
+      if (conversation && !running(conversation)) await library.move(conversation);
+    },
+    beginsThere: kept.beginsThere,
+    beginThere: kept.beginThere,
     rename: async (id, title) => {
       const conversation = await held(id);
       if (!conversation || !title.trim()) return;
@@ -203,7 +227,11 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
       return relist();
     },
     exported: async () => (await import("./exported_file.js")).exported(library),
-    markdown: async (id) => (await import("./exported_file.js")).asMarkdown(await held(id)),
+    /** Null where it can't be read. */
+    markdown: async (id) => {
+      const conversation = await held(id);
+      return conversation ? (await import("./exported_file.js")).asMarkdown(conversation) : null;
+    },
     imported: async (text) => {
       try {
         const { imported } = await import("./exported_file.js");
@@ -214,10 +242,11 @@ export function chatActions({ store, api, library, storage, tab, wide }) {
       await relist();
     },
     relist,
-    /** Another tab has changed some. */
-    refresh: async () => {
+    look: library.look,
+    /** Another tab has changed some; where `asks`, another browser may have, too. */
+    refresh: async (asks) => {
       const shown = new Set([state.conversation, state.run?.conversation ?? state.conversation]);
-      for (const conversation of shown) await adopt(conversation);
+      for (const conversation of shown) await library.refresh(conversation, asks);
       await relist();
     },
 

@@ -1,7 +1,5 @@
 // The address of what is shown: `#/c/ID` for a conversation, `#chat` for one that has yet to begin.
 
-const NOT_HERE = "This conversation is not in this browser: it was deleted, or had elsewhere.";
-
 /** Shows what the address names, also when one goes back; what is opened meanwhile becomes the address, until `signal`. */
 export async function followAddress(app, store, actions, signal) {
   const { state } = store;
@@ -11,10 +9,7 @@ export async function followAddress(app, store, actions, signal) {
     const id = /^#\/c\/([\w-]+)$/.exec(location.hash)?.[1];
     if (id === undefined) {
       if (addressOf(state.conversation) !== NEW) actions.begin();
-    } else if (id !== state.conversation.id && !(await actions.open(id))) {
-      actions.tell(NOT_HERE);
-      actions.begin();
-    }
+    } else if (id !== state.conversation.id && !(await actions.open(id))) actions.begin();
   }
 
   addEventListener("popstate", go, { signal });

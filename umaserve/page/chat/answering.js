@@ -158,6 +158,11 @@ export function answering({ store, api, library, tab, tell, save, saveLater, end
       keep();
       return { answer, change: change(conversation), over: () => over(conversation, answer), keep };
     },
+    /** Its id is another now. */
+    renamed(conversation) {
+      const { answer } = state.run?.conversation === conversation ? state.run : {};
+      if (answer && tab.getItem(WRITING)) tab.setItem(WRITING, JSON.stringify([conversation.id, answer.id]));
+    },
     /** Whether a call that is asked for may run: "once", "always", "refuse" or "never". */
     decide: (call, said) => call === asked?.call && asked.decide(said),
     /** Does it now, or when the running answer has been stopped. */

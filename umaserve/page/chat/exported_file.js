@@ -15,7 +15,9 @@ export async function exported(library) {
     const blob = await library.content(id);
     if (blob) media[id] = await toBase64(blob);
   }
-  return JSON.stringify({ format: FORMAT, version: 1, conversations, media });
+  // Which copy the server has is of no use to another browser.
+  const whole = conversations.map(({ server: _server, wanted: _wanted, ...conversation }) => conversation);
+  return JSON.stringify({ format: FORMAT, version: 1, conversations: whole, media });
 }
 
 /** One conversation as it is shown, to be read. */
@@ -89,7 +91,8 @@ function readCall(call) {
   return { id, name, arguments: args, ...(call.result !== undefined && { state: "done", result: String(call.result) }) };
 }
 
-function readAnswer({ text, thoughts, tokens, marks, settings, end, model, calls }) {
+/** Known fields of known types, whatever else there is. */
+export function readAnswer({ text, thoughts, tokens, marks, settings, end, model, calls }) {
   const number = (one) => (Number.isFinite(one) ? one : 0);
   const readTokens = (tokens ?? []).map((token) => ({
     end: number(token.end),
@@ -108,7 +111,7 @@ function readAnswer({ text, thoughts, tokens, marks, settings, end, model, calls
   };
 }
 
-function readSettings(values, base = defaults()) {
+export function readSettings(values, base = defaults()) {
   const known = SETTINGS.filter(({ name }) => Number.isFinite(values?.[name])).map(({ name }) => [name, values[name]]);
   const { seed, stop, enable_thinking: thinks, reasoning_budget: budget } = values ?? {};
   if (Number.isInteger(seed)) known.push(["seed", seed]);

@@ -8,6 +8,8 @@ const DRAFT = "umaserve.draft.";
 const NEW = "umaserve.new";
 /** "on" where the model is asked for titles. */
 const TITLES = "umaserve.titles";
+/** "server" where new conversations are kept there. */
+const PLACE = "umaserve.place";
 /** Somebody's own, of the same form. */
 const OWN = "umaserve.defaults";
 
@@ -32,6 +34,11 @@ export function keeper(storage) {
       if (text) storage.setItem(draftKey(conversation), text);
       else storage.removeItem(draftKey(conversation));
     },
+    moveDraft(before, { id }) {
+      const draft = storage.getItem(DRAFT + before);
+      if (draft) storage.setItem(DRAFT + id, draft);
+      storage.removeItem(DRAFT + before);
+    },
     forgetDraft: (id) => storage.removeItem(DRAFT + id),
     /** What the conversation that has yet to begin was left with. */
     beginning: () => about(NEW) ?? about(OWN),
@@ -39,6 +46,8 @@ export function keeper(storage) {
     forgetBeginning: () => storage.removeItem(NEW),
     entitles: () => storage.getItem(TITLES) === "on",
     entitle: (on) => storage.setItem(TITLES, on ? "on" : "off"),
+    beginsThere: () => storage.getItem(PLACE) === "server",
+    beginThere: (on) => storage.setItem(PLACE, on ? "server" : "browser"),
     own: () => about(OWN),
     keepOwn: (conversation) => storage.setItem(OWN, aboutOf(conversation)),
     forgetOwn: () => storage.removeItem(OWN),

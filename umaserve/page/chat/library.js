@@ -1,4 +1,4 @@
-// The conversations that this browser keeps, in IndexedDB. Nothing is kept on the server.
+// The conversations that this browser keeps, in IndexedDB.
 
 const DATABASE = "umaserve";
 const STORE = "conversations";
@@ -79,14 +79,18 @@ export async function openLibrary() {
       await sweep(id, {});
     },
     keep: (conversation, id, blob) => ask("readwrite", (store) => store.put({ id, conversation, blob }), MEDIA),
+    has: async (id) => (await ask("readonly", (store) => store.getKey(id), MEDIA)) !== undefined,
     content: async (id) => (await ask("readonly", (store) => store.get(id), MEDIA))?.blob,
-    /** Of all media of these turns by their ids: texts as they are, others in base64. Throws where one is not there. */
-    async contents(turns) {
+    /**
+     * Of all media of these turns by their ids: texts as they are, others in base64. `find` promises a content; throws
+     * where one is not there.
+     */
+    async contents(turns, find = library.content) {
       const media = mediaOf(turns);
       if (media.length === 0) return new Map();
       const { toBase64 } = await import("./attach_media.js");
       const read = async ({ id, name, kind }) => {
-        const blob = await library.content(id);
+        const blob = await find(id);
         if (!blob) throw new Error(`${name} is not in this browser any more.`);
         return [id, await (kind === "text" ? blob.text() : toBase64(blob))];
       };
@@ -120,7 +124,7 @@ export function mediaOf(turns) {
   return Object.values(turns).flatMap(({ media = [] }) => media);
 }
 
-function says({ title, turns }, words) {
+export function says({ title, turns }, words) {
   const text = [title, ...Object.values(turns).map((turn) => turn.text)].join("\n").toLowerCase();
   return words.every((word) => text.includes(word));
 }

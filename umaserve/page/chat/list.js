@@ -1,7 +1,10 @@
-// The conversations that this browser keeps: to be found, opened, deleted, taken along and brought back.
+// The conversations that this browser and the server keep: to be found, opened, deleted, taken along and brought back.
 
 import { h, icon, iconButton, menuButton, saveFile } from "../dom.js";
+import { isServers } from "./places.js";
 
+const THERE = "On the server";
+const UNSAVED = "Not all of it is on the server yet";
 const MAX_FILE_BYTES = 256 * 2 ** 20;
 
 export function conversationList(store, actions) {
@@ -26,17 +29,30 @@ export function conversationList(store, actions) {
     else await actions.imported(await chosen.text());
   }
 
-  function entry({ id, title }) {
+  function entry({ id, title, isSaved }) {
     const current = id === state.conversation.id;
     const props = { dir: "auto", "aria-current": current && "true", title, onclick: () => actions.open(id) };
     const open = h("button.open", props, title);
     const name = title.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60);
+    const isThere = isServers(id);
+    const place = isThere ? { name: "back", label: "Keep in this browser only" } : { name: "server", label: "Keep on the server" };
+    const moving = { ...place, act: () => actions.move(id), disabled: isRunning(id) };
     const more = menuButton(`More of “${title}”`, [
       { name: "edit", label: "Rename", act: () => rename(id, title, open) },
-      { name: "save", label: "Save as Markdown", act: async () => saveFile(new Blob([await actions.markdown(id)], { type: "text/markdown" }), `${name}.md`) },
+      { name: "save", label: "Save as Markdown", act: () => saveText(id, name) },
+      ...(isThere || state.server.offered ? [moving] : []),
       { name: "remove", label: "Delete", act: () => actions.remove(id) },
     ]);
-    return h("li", {}, open, more);
+    const words = isSaved ? THERE : UNSAVED;
+    const mark = isThere && h(isSaved ? "span.place" : "span.place.unsaved", { role: "img", "aria-label": words, title: words }, icon("server"));
+    return h("li", {}, open, mark, more);
+  }
+
+  const isRunning = (id) => state.run?.conversation.id === id;
+
+  async function saveText(id, name) {
+    const text = await actions.markdown(id);
+    if (text !== null) saveFile(new Blob([text], { type: "text/markdown" }), `${name}.md`);
   }
 
   /** In place of its title; Enter or leaving it keeps what was written, Escape does not. */
@@ -63,7 +79,8 @@ export function conversationList(store, actions) {
     const today = new Date().setHours(0, 0, 0, 0);
     const listed = state.list.map((each) => ({ ...each, when: whenWords(each.changed, today) }));
     // Not with each save: a menu that is open stays so.
-    const key = JSON.stringify([listed.map(({ id, title, when }) => [id, title, when]), state.conversation.id]);
+    const known = listed.map(({ id, title, when, isSaved }) => [id, title, when, isSaved, isRunning(id)]);
+    const key = JSON.stringify([known, state.conversation.id, state.server.offered]);
     if (key === shown) return;
     shown = key;
     const begins = (each, i) => each.when !== listed[i - 1]?.when;

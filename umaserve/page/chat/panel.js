@@ -42,6 +42,9 @@ export function settingsPanel(store, actions, storage) {
   const shade = h("label.switch", {}, probabilities, h("span", {}, "Token probabilities"));
   const titles = h("input", { type: "checkbox", checked: actions.entitles(), onchange: () => actions.entitle(titles.checked) });
   const entitle = h("label.switch", {}, titles, h("span", {}, "Titles by the model, when it is idle"));
+  const there = h("input", { type: "checkbox", checked: actions.beginsThere(), onchange: () => actions.beginThere(there.checked) });
+  const until = h("p.hint");
+  const place = h("div", { hidden: true }, h("label.switch", {}, there, h("span", {}, "Keep new conversations on the server")), until);
   const close = iconButton("close", "Close the settings", () => actions.toggle("settings", false));
   const node = h("aside.panel", { id: "settings", "aria-label": "Settings" },
     h("div.row.head", {}, h("h2", {}, "Settings"), close),
@@ -51,12 +54,14 @@ export function settingsPanel(store, actions, storage) {
     h("p.hint", {}, "Sliders act at once, also on an answer that is being written."),
     sliders.filter(({ usual }) => usual).map(({ node: each }) => each),
     fold("More settings", choices(store, actions), sliders.filter(({ usual }) => !usual).map(({ node: each }) => each)),
-    shade, h("p.hint", {}, SHADES), entitle, fold("Keys", h("p.hint", {}, KEYS)));
+    shade, h("p.hint", {}, SHADES), entitle, place, fold("Keys", h("p.hint", {}, KEYS)));
 
   listPresets();
   store.subscribe(() => {
     if (system.value !== state.conversation.system) system.value = state.conversation.system;
     probabilities.checked = state.probabilities;
+    place.hidden = !state.server.offered;
+    until.textContent = thereWords(state.server.maxAgeS);
     for (const each of sliders) each.show(state.conversation.settings);
     node.classList.toggle("open", state.open.settings);
   });
@@ -86,6 +91,12 @@ function choices(store, actions) {
     });
     return h("div.choice", {}, h("label", { for: field.id }, title), field, h("p.hint", { id: `hint-${name}` }, hint));
   });
+}
+
+function thereWords(maxAgeS) {
+  const days = Math.round(maxAgeS / 86_400);
+  const old = maxAgeS === null ? "" : `, and what has not changed for ${days > 1 ? `${days} days` : "a day"}`;
+  return `All browsers with your key have them. The server deletes the oldest where room is short${old}.`;
 }
 
 function fold(title, ...inside) {

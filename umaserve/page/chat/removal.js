@@ -2,6 +2,7 @@
 
 import { removeTurn } from "../answers/conversation.js";
 import { mediaOf } from "./library.js";
+import { beginAgain } from "./places.js";
 
 /** `tell(text, undo)` says what was done, and offers to take it back. */
 export function removal({ library, update, save, tell }) {
@@ -20,10 +21,14 @@ export function removal({ library, update, save, tell }) {
   return {
     async conversation(id) {
       const conversation = await library.get(id);
-      if (!conversation) return;
+      if (!conversation) return library.remove(id);
       const contents = await contentsOf(conversation.turns);
       await library.remove(id);
-      tell(`“${conversation.title}” is deleted.`, () => bringBack(conversation, contents));
+      tell(`“${conversation.title}” is deleted.`, () => {
+        beginAgain(conversation);
+        return bringBack(conversation, contents);
+      });
+      return undefined;
     },
     async turn(conversation, turn) {
       const before = { turns: { ...conversation.turns }, chosen: { ...conversation.chosen } };

@@ -25,10 +25,11 @@ const wide = matchMedia("(min-width: 60rem)");
 let chat = null;
 
 async function begun({ api, storage }) {
-  const library = await openLibrary();
+  const browser = await openLibrary();
   const whole = createStore(chatState(wide.matches, storage));
-  const actions = chatActions({ store: whole, api, library, storage, tab: sessionStorage, wide: () => wide.matches });
-  library.onchange(actions.refresh);
+  const actions = chatActions({ store: whole, api, browser, storage, tab: sessionStorage, wide: () => wide.matches });
+  browser.onchange(() => actions.refresh(false));
+  addEventListener("newkey", actions.look);
   await actions.takeUp();
   return { whole, actions };
 }
@@ -110,4 +111,8 @@ export async function mount(root, app, signal) {
   await followAddress(app, store, actions, signal);
   await actions.relist();
   writing.focus();
+  // Who comes back may have gone on elsewhere.
+  const comeBack = () => document.visibilityState === "visible" && Promise.all([actions.look(), actions.refresh(true)]);
+  for (const event of ["focus", "online", "visibilitychange"]) addEventListener(event, comeBack, { signal });
+  await actions.look();
 }
