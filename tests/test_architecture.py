@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
+from collections.abc import Iterable
 from pathlib import Path
-
-import pytest
+from typing import NamedTuple
 
 import umaserve
 
@@ -83,9 +84,30 @@ LINUX = {
 """What only Linux has, or has otherwise, by the name of a module's attribute: only ``system`` asks for it."""
 
 
-def imports(path: Path) -> set[str]:
+class Module(NamedTuple):
+    """What the tests know of a file, which is parsed once for all of them."""
+
+    imports: set[str]
+    linux: set[str]
+    """What it asks of Linux: attributes, and files below ``/proc`` and ``/sys``."""
+    methods: set[str]
+    """All functions of its classes, as CLASS.FUNCTION."""
+
+
+@functools.cache
+def module(path: Path) -> Module:
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    linux = {node.attr for node in nodes if isinstance(node, ast.Attribute)} & LINUX
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    linux |= {text for text in texts if text.startswith(("/proc", "/sys/")) and " " not in text}
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    methods = {f"{node.name}.{one.name}" for node in classes for one in node.body if isinstance(one, ast.FunctionDef)}
+    return Module(imports(path, nodes), linux, methods)
+
+
+def imports(path: Path, nodes: Iterable[ast.AST]) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -102,13 +124,12 @@ def part(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_only_system_knows_the_operating_system(path: Path):
-    nodes = [*ast.walk(ast.parse(path.read_text()))]
-    used = {node.attr for node in nodes if isinstance(node, ast.Attribute)} & LINUX
-    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    used |= {text for text in texts if text.startswith(("/proc", "/sys/")) and " " not in text}
-    assert part(path) == "system" or not used, f"{path}: {used}"
+# One test for all files, not one for each: pytest takes longer for a test than these do for a file.
+
+
+def test_only_system_knows_the_operating_system():
+    wrong = {path: used for path in FILES if part(path) != "system" and (used := module(path).linux)}
+    assert not wrong
 
 
 def test_every_file_is_in_a_room():
@@ -122,19 +143,20 @@ def test_rooms_import_only_rooms_above_them():
         above.add(room)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_one_way(path: Path):
-    room = part(path)
-    for name in imports(path):
-        top, _, rest = name.partition(".")
-        if top == "umaserve" and room in ROOMS:
-            assert rest.split(".")[0] in ROOMS[room] | {room, "__version__"}, f"{path}: imports {name}"
-        if top in FOREIGN:
-            assert room in FOREIGN[top], f"{path}: imports {name}"
+def test_imports_go_one_way():
+    wrong = [(path, name) for path in FILES for name in module(path).imports if not may_import(part(path), name)]
+    assert not wrong
+
+
+def may_import(room: str, name: str) -> bool:
+    top, _, rest = name.partition(".")
+    if top == "umaserve" and room in ROOMS and rest.split(".")[0] not in ROOMS[room] | {room, "__version__"}:
+        return False
+    return room in FOREIGN.get(top, {room})
 
 
 def test_few_modules_outside_the_engine_load_llama_cpp():
-    imported = {path: imports(path) for path in FILES}
+    imported = {path: module(path).imports for path in FILES}
     loading = {path for path in FILES if any(name.startswith("llama_cpp") for name in imported[path])}
     before: set[Path] = set()
     while loading != before:
@@ -144,16 +166,17 @@ def test_few_modules_outside_the_engine_load_llama_cpp():
     assert outside == LOADS_LLAMA_CPP
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if part(p) in {"wire", "dialects"}], ids=lambda path: path.name)
-def test_codecs_and_dialects_have_no_clock_and_no_socket(path: Path):
-    assert not imports(path) & {"socket", "selectors", "time", "threading", "ssl"}
+def test_codecs_and_dialects_have_no_clock_and_no_socket():
+    forbidden = {"socket", "selectors", "time", "threading", "ssl"}
+    assert not [path for path in FILES if part(path) in {"wire", "dialects"} and module(path).imports & forbidden]
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if not p.stem.startswith("__")], ids=lambda path: path.stem)
-def test_the_page_on_the_architecture_names_each_file(path: Path):
+def test_the_page_on_the_architecture_names_each_file():
     page = (ROOT.parent / "ARCHITECTURE.md").read_text()
     names = set(re.findall(r"`(?:\w+/)?(\w+\*?)`", page))
-    assert path.stem in names or any(path.stem.startswith(name[:-1]) for name in names if name.endswith("*"))
+    beginnings = tuple(name[:-1] for name in names if name.endswith("*"))
+    stems = {path.stem for path in FILES if not path.stem.startswith("__")} - names
+    assert not [stem for stem in stems if not (beginnings and stem.startswith(beginnings))]
 
 
 def test_the_steps_of_a_request_are_functions():
@@ -161,18 +184,12 @@ def test_the_steps_of_a_request_are_functions():
     steps = re.findall(r"^\| \d\. \w+ \| `([\w/]+\.py)` \| `(\w+)\.(\w+)` \|", page, re.MULTILINE)
     assert len(steps) == 9
     for file, owner, function in steps:
-        assert f"{owner}.{function}" in methods(ROOT / file), file
+        assert f"{owner}.{function}" in module(ROOT / file).methods, file
     # What else the steps name.
-    everywhere = {name for path in FILES for name in methods(path)}
+    everywhere = {name for path in FILES for name in module(path).methods}
     (section,) = re.findall(r"^## A request in nine steps$.*?^## ", page, re.MULTILINE | re.DOTALL)
     named = set(re.findall(r"`([A-Z]\w+\.\w+)`", section))
     assert named <= everywhere, named - everywhere
-
-
-def methods(path: Path) -> set[str]:
-    """All functions of the classes of a module, as CLASS.FUNCTION."""
-    classes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
-    return {f"{node.name}.{one.name}" for node in classes for one in node.body if isinstance(one, ast.FunctionDef)}
 
 
 def test_no_two_test_files_have_one_name():
