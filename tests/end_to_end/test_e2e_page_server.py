@@ -216,6 +216,39 @@ def test_a_conversation_goes_on_in_another_browser_with_the_same_key(site: Site)
     site.pc.wait(lambda: turns(site.pc) == turns(site.phone))
 
 
+def test_its_address_opens_it_once_the_key_is_there(site: Site):
+    enter(site.pc, site)
+    one = moved(site, site.pc, "What is the Moon?")
+    site.phone.driver.get(f"http://{site.daemon.http}/#/c/{one}")
+    site.phone.wait(lambda: site.phone.one("dialog[open] #key")).send_keys(site.keys["ann"])
+    site.phone.wait(lambda: site.phone.driver.current_url.endswith("#chat"))
+    site.phone.press("Use this key")
+    site.phone.wait(lambda: turns(site.phone) == turns(site.pc))
+    assert site.phone.driver.current_url.endswith(f"#/c/{one}")
+
+
+def test_two_tabs_of_one_browser_go_on_with_it(site: Site):
+    enter(site.pc, site)
+    one = moved(site, site.pc, "What is the Moon?")
+    driver = site.pc.driver
+    first = driver.current_window_handle
+    driver.switch_to.new_window("tab")
+    second = driver.current_window_handle
+    enter(site.pc, site)
+    open_(site.pc, "What is the Moon?")
+    site.pc.wait(lambda: len(turns(site.pc)) == 2)
+    for number, tab in enumerate((first, second, first)):
+        driver.switch_to.window(tab)
+        site.pc.wait(lambda number=number: len(turns(site.pc)) == 2 + 2 * number)
+        ask(site.pc, f"And number {number}?")
+        site.pc.wait(lambda number=number: len(site.items(one)) == 4 + 2 * number and site.pc.module(READ_ALL) == [])
+    assert site.questions(one) == ["What is the Moon?", "And number 0?", "And number 1?", "And number 2?"]
+    driver.switch_to.window(second)
+    site.pc.wait(lambda: len(turns(site.pc)) == 8)
+    driver.close()
+    driver.switch_to.window(first)
+
+
 def test_another_key_sees_nothing_of_it(site: Site):
     enter(site.pc, site)
     one = moved(site, site.pc, "What is the Moon?")

@@ -4,15 +4,21 @@
 export async function followAddress(app, store, actions, signal) {
   const { state } = store;
   let [shown, named] = [null, ""];
+  /** The server may have it, once it is asked with a key. */
+  let missed = "";
 
   async function go() {
     const id = /^#\/c\/([\w-]+)$/.exec(location.hash)?.[1];
     if (id === undefined) {
       if (addressOf(state.conversation) !== NEW) actions.begin();
-    } else if (id !== state.conversation.id && !(await actions.open(id))) actions.begin();
+    } else if (id !== state.conversation.id && !(await actions.open(id))) {
+      missed = id;
+      actions.begin();
+    }
   }
 
   addEventListener("popstate", go, { signal });
+  addEventListener("newkey", () => missed && actions.open(missed), { signal });
   await go();
   if (signal.aborted) return;
   store.subscribe(() => {
