@@ -179,6 +179,10 @@ def test_a_worker_that_dies_ends_its_session(tmp_path: Path) -> None:
     with relay.session(key) as talk:
         talk.response.create(response={"instructions": "Say hello.", "max_output_tokens": 2})
         assert until_done(talk)[-1].response.usage.output_tokens == 2
-    assert boxes[0].stop() == 0, boxes[0].logs
+        # A session that waits for its client keeps no worker from leaving.
+        assert boxes[0].stop() == 0, boxes[0].logs
+        assert until_done(talk)[-1].error.code == "shutting_down"
+        with pytest.raises(ConnectionClosed, match="1000"):
+            talk.recv()
     assert relay.stop() == 0, relay.logs
     assert "Traceback" not in relay.logs, relay.logs

@@ -49,6 +49,9 @@ class Job:
     def frame(self, text: str) -> None:
         self.told.put(text)
 
+    def leave(self) -> None:
+        self.told.put("leave")
+
     def next(self) -> Any:
         return self.told.get(timeout=PATIENCE_S)
 

@@ -11,7 +11,7 @@ import pytest
 from worker_wire import BackendPeer, LoopThread, Server
 from world import DaemonWorld
 
-from umaserve.core.events import Prefilled, Token
+from umaserve.core.events import Finished, FinishReason, Prefilled, Token, Usage
 from umaserve.daemon import relay_backend
 from umaserve.daemon.connection import Connection
 from umaserve.daemon.relay_backend import DaemonBackend
@@ -195,6 +195,32 @@ def test_a_relayed_session_is_held_for_a_slow_client_and_ends_with_it(daemon: Da
     job.pause(False)
     daemon.deliver_all()
     assert daemon.backend.load == 0
+
+
+@pytest.mark.parametrize("path", [GENERATE, REALTIME])
+def test_a_conversation_ends_with_its_answer_where_the_worker_leaves(daemon: Daemon, path: str) -> None:
+    job, reply = daemon.start(path, "{}" if path == REALTIME else None)
+    assert job is not None
+    if path == REALTIME:
+        job.frame(json.dumps(ASKED))
+    (session,) = daemon.sessions.running()
+    job.leave()
+    daemon.deliver_all()
+    assert reply.end is None
+    daemon.sessions.put(session, Finished(FinishReason.STOP, Usage(3, 1)))
+    daemon.deliver_all()
+    assert reply.end == (200, {}, "")
+    *_, last = map(json.loads, reply.chunks)
+    assert last["type"] == ("error" if path == REALTIME else "completion")
+
+
+def test_a_session_that_waits_for_its_client_ends_at_once_where_the_worker_leaves(daemon: Daemon) -> None:
+    job, reply = daemon.start(REALTIME, "{}")
+    assert job is not None
+    job.leave()
+    assert types(reply) == ["session.created", "error"]
+    assert json.loads(reply.chunks[-1])["error"]["code"] == "shutting_down"
+    assert reply.end == (200, {}, "")
 
 
 def test_an_event_of_a_relayed_session_may_be_no_larger_than_any_others(daemon: Daemon) -> None:

@@ -210,6 +210,9 @@ class _Posted:
     def frame(self, text: str) -> None:
         log.info("dropped a relay's message: its request is not a WebSocket conversation")
 
+    def leave(self) -> None:
+        """Do nothing: it ends with its answer."""
+
 
 class _Conversation:
     """The job of one WebSocket."""
@@ -229,6 +232,11 @@ class _Conversation:
 
     def frame(self, text: str) -> None:
         self.receive(text.encode())
+
+    def leave(self) -> None:
+        if self._wire.open:
+            self._wire.ended = True
+            self._wire.handler.input_ended()
 
     def receive(self, data: bytes) -> None:
         """Take a message from the client."""

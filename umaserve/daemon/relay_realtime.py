@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from umaserve.core.errors import Fault, RequestError
+from umaserve.core.errors import Fault, RequestError, shutting_down
 from umaserve.daemon.http.realtime_steps import MAX_EVENT_BYTES, RealtimeSteps
 from umaserve.daemon.services import Services
 from umaserve.dialects.realtime.session import RealtimeSession
@@ -17,6 +17,8 @@ class RelayedSession:
         self.congested = False
         self._reply = reply
         self._open = True
+        self._leaving = False
+        self._services = services
         self._max_bytes = min(services.config.max_chat_bytes, MAX_EVENT_BYTES)
         self._steps = RealtimeSteps(services, session, caller, self)
 
@@ -42,6 +44,12 @@ class RelayedSession:
             self._steps.tell(RequestError(Fault.FRAME_TOO_LARGE, "message", problem))
             self._end(413)
 
+    def leave(self) -> None:
+        self._leaving = True
+        if self._open and not self._steps.running:
+            self._steps.tell(shutting_down())
+            self._end(200)
+
     # -- from the steps ------------------------------------------------------------------------------------------
 
     def send_event(self, payload: bytes) -> None:
@@ -53,7 +61,9 @@ class RelayedSession:
         return caller
 
     def answered(self) -> None:
-        """Nothing to do."""
+        if self._leaving:
+            # In a turn of its own: the answer's last events are still to be sent.
+            self._services.loop.call_soon(self.leave)
 
     def dismiss(self) -> None:
         self._end(200)

@@ -44,6 +44,9 @@ class Job(Protocol):
     def frame(self, text: str) -> None:
         """One more message from a WebSocket's client."""
 
+    def leave(self) -> None:
+        """End once nothing is being answered, as the worker leaves the relay."""
+
 
 class Backend(Protocol):
     """Answers the requests of relays."""

@@ -198,6 +198,9 @@ class _BackendRequest:
     def frame(self, text: str) -> None:
         """Ignored: this backend has no WebSockets."""
 
+    def leave(self) -> None:
+        """Do nothing: it ends with its answer."""
+
     # -- from the call -------------------------------------------------------------------------------------------
 
     def head(self, status: int, headers: Headers) -> None:

@@ -89,6 +89,10 @@ class _PlacedRequest:
         if self.job is not None:
             self.job.frame(text)
 
+    def leave(self) -> None:
+        if self.job is not None:
+            self.job.leave()
+
     # -- from the backend ----------------------------------------------------------------------------------------
 
     def chunk(self, data: str | bytes, status: int, headers: Mapping[str, str]) -> None:

@@ -144,8 +144,7 @@ class RelayConnection:
         """Drain: accept nothing new, finish running requests, then close."""
         if self._phase is _Phase.SERVING:
             self._send(ModelsUpdate((), self._backend.load))
-            self._phase = _Phase.LEAVING
-            self._close_if_done()
+            self._leave_when_done()
         elif self._phase is not _Phase.LEAVING:
             self.close(CloseCode.NORMAL_CLOSURE, "")
 
@@ -310,7 +309,12 @@ class RelayConnection:
             extra={"fields": {"reason": message.reason, "running": self.running}},
         )
         self.dismissed = True
+        self._leave_when_done()
+
+    def _leave_when_done(self) -> None:
         self._phase = _Phase.LEAVING
+        for running in list(self._running.values()):
+            running.leave()
         self._close_if_done()
 
     # -- requests ------------------------------------------------------------------------------------------------

@@ -74,6 +74,10 @@ class Running:
         if self._job is not None and paused != before:
             self._job.pause(paused)
 
+    def leave(self) -> None:
+        if self._job is not None:
+            self._job.leave()
+
     def abort(self) -> None:
         self._aborted = True
         if self._job is not None:
