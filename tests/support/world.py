@@ -18,6 +18,7 @@ from umaserve.daemon.kept_streams import KeptStreams
 from umaserve.daemon.model_downloads import ModelDownloads
 from umaserve.daemon.services import Services
 from umaserve.daemon.store import Store
+from umaserve.daemon.turn_detection import TurnDetection
 from umaserve.net.input_budget import InputBudget
 from umaserve.scheduler.questions import Question, Questions
 from umaserve.sessions.caller import Caller
@@ -138,6 +139,7 @@ class DaemonWorld(World):
         super().__init__()
         self.engine = engine or StandInEngine()
         self.compute, self.preparing, self.speaking = SteppedWorker(), SteppedWorker(), SteppedWorker()
+        self.turns = SteppedWorker()
         self.sessions = SessionManager(clock=self.clock, model="stand-in")
         config = config.sized(0)
         self.questions = Questions(self.engine, self.compute, self.preparing, self.preparing, config.max_queue)
@@ -170,6 +172,7 @@ class DaemonWorld(World):
             prometheus=lambda: b"",
             feedback=None,
             speech=self.speech,
+            turns=TurnDetection(None, cast("JobThread", self.turns)),
             recordings=Recordings("", 0, 0, nothing),
             client_secrets=ClientSecrets(self.clock),
             store=Store(config, self.clock, nothing),

@@ -9,6 +9,9 @@ from umaserve.dialects.realtime.session import RealtimeSession
 from umaserve.sessions.caller import Caller
 from umaserve.worker.backend import Reply
 
+MAX_WAITING_BYTES = 4 * MAX_EVENT_BYTES
+"""Bytes of events that may wait for what is looked for in sound before them: a relay's frames can't be held back."""
+
 
 class RelayedSession:
     """The job of one session. How long it may be silent is the relay's business."""
@@ -37,12 +40,16 @@ class RelayedSession:
         event = text.encode()
         if not self._open:
             return
-        if len(event) <= self._max_bytes:
-            self._steps.receive(event)
+        if len(event) > self._max_bytes:
+            self._refuse(f"expected at most {self._max_bytes} bytes, got {len(event)}")
+        elif self._steps.waiting_bytes + len(event) > MAX_WAITING_BYTES:
+            self._refuse(f"expected at most {MAX_WAITING_BYTES} bytes that wait, got more: sound comes too fast")
         else:
-            problem = f"expected at most {self._max_bytes} bytes, got {len(event)}"
-            self._steps.tell(RequestError(Fault.FRAME_TOO_LARGE, "message", problem))
-            self._end(413)
+            self._steps.receive(event)
+
+    def _refuse(self, problem: str) -> None:
+        self._steps.tell(RequestError(Fault.FRAME_TOO_LARGE, "message", problem))
+        self._end(413)
 
     def leave(self) -> None:
         self._leaving = True
@@ -55,6 +62,9 @@ class RelayedSession:
     def send_event(self, payload: bytes) -> None:
         if self._open:
             self._reply.chunk(payload.decode(), 200, {})
+
+    def caught_up(self) -> None:
+        """Do nothing: events come without being asked for."""
 
     def renewed(self, caller: Caller) -> Caller | None:
         """The same: the relay checks its clients' keys."""

@@ -33,6 +33,7 @@ from umaserve.daemon.relay_links import DaemonLinks
 from umaserve.daemon.services import Services
 from umaserve.daemon.shutdown import Shutdown
 from umaserve.daemon.store import Store
+from umaserve.daemon.turn_detection import TurnDetection
 from umaserve.daemon.vllm_metrics import use_of, vllm_metrics
 from umaserve.daemon.voices import Voices
 from umaserve.dialects.generate.routes import conversation
@@ -135,6 +136,7 @@ class Server:
         self._batches = _batches(services, self._gate)
         lent = (
             *services.speech.threads,
+            *services.turns.threads,
             *services.recordings.threads,
             *services.store.threads,
             *self._links.threads,
@@ -161,6 +163,7 @@ class Server:
             prometheus=self._prometheus,
             feedback=feedback,
             speech=self._voices.speech,
+            turns=TurnDetection.installed(loop.wake),
             recordings=Recordings(config.recordings, config.recordings_bytes, config.recordings_age * 86400, loop.wake),
             client_secrets=ClientSecrets(loop.now),
             store=Store(config, loop.now, loop.wake),
@@ -284,7 +287,7 @@ class Server:
         self._links.collect()
         self._services.speech.collect()
         self._services.recordings.collect()
-        for thread in self._services.store.threads:
+        for thread in (*self._services.turns.threads, *self._services.store.threads):
             thread.collect()
 
     def _begin_shutdown(self) -> None:

@@ -18,6 +18,7 @@ from umaserve.daemon.feedback import FeedbackLog
 from umaserve.daemon.kept_streams import KeptStreams
 from umaserve.daemon.model_downloads import ModelDownloads
 from umaserve.daemon.store import Store
+from umaserve.daemon.turn_detection import TurnDetection
 from umaserve.dialects.facts import Facts, RunningAnswer
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.models.registry import Models
@@ -51,6 +52,7 @@ class Services:
     feedback: FeedbackLog | None
     """``None`` where feedback is not kept."""
     speech: Speech
+    turns: TurnDetection
     recordings: Recordings
     client_secrets: ClientSecrets
     store: Store
@@ -87,6 +89,7 @@ class Services:
             set_adapters=self.models.set_adapters,
             adapters=self.models.adapters,
             voice=voice,
+            speech_model=self.turns.model,
             new_id=_new_id,
             now=_seconds,
             clock=time.monotonic,

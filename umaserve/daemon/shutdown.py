@@ -155,6 +155,7 @@ class Shutdown:
             services.store.stop,
             *(thread.stop for thread in self._models.threads.all),
             services.speech.stop,
+            services.turns.stop,
         ]
         until = time.monotonic() + JOIN_S
         stopped = [stop(max(0.0, until - time.monotonic())) for stop in stops]

@@ -13,6 +13,7 @@ from umaserve.core.requests import Generate
 from umaserve.core.server_tools import ServerTool
 from umaserve.dialects.batches.kept import TenantsFiles
 from umaserve.dialects.parameters import RequestLimits
+from umaserve.dialects.realtime.speech_model import SpeechModel
 from umaserve.dialects.responses.kept import TenantsKept
 
 
@@ -117,6 +118,8 @@ class Facts:
     new_client_secret: Callable[[Mapping[str, Any], float], str] | None = None
     """Makes a short-lived key for sessions that begin with these settings, valid for so many seconds; raises
     ``RequestError`` where there are too many. ``None``: nobody could come with one."""
+    speech_model: SpeechModel | None = None
+    """The detector of speech, which runs on a thread of its own; ``None``: turns are found by how loud the sound is."""
     asked_model: str = ""
     """The model that a WebSocket's messages mean where they name none, or the default one."""
     kept_by_relay: Mapping[str, Any] = field(default_factory=dict)

@@ -45,8 +45,8 @@ class RealtimeConnection(WebSocketConnection):
         super().drained()
 
     def _handle_one(self) -> bool:
-        if self.channel.overfull:
-            self._backlog.wait()  # until the channel has drained
+        if self.channel.overfull or self._steps.detecting:
+            self._backlog.wait()  # until the channel has drained, or what was said is known
             return False
         payload = self._codec.next_payload() if self.channel.open else None
         if payload is None:
@@ -69,6 +69,10 @@ class RealtimeConnection(WebSocketConnection):
 
     def send_event(self, payload: bytes) -> None:
         self.channel.write(self._codec.send(payload))
+
+    def caught_up(self) -> None:
+        if self.channel.open:
+            self._backlog.continue_later()
 
     def renewed(self, caller: Caller) -> Caller | None:
         return self._gate.renewed(caller)

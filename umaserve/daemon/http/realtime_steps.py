@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -14,9 +17,12 @@ from umaserve.daemon.http.realtime_warm_up import WarmUpExchange
 from umaserve.daemon.services import Services
 from umaserve.dialects.realtime.ahead import Drop, WarmUp
 from umaserve.dialects.realtime.answer import Answer, Event
+from umaserve.dialects.realtime.input_sound import Detect
 from umaserve.dialects.realtime.listening import Transcript
 from umaserve.dialects.realtime.session import RealtimeSession, Start, Step, Stop, Write
 from umaserve.sessions.caller import Caller
+
+log = logging.getLogger(__name__)
 
 MAX_EVENT_BYTES = 4 << 20
 
@@ -29,6 +35,9 @@ class Client(Protocol):
         """Whether it reads slowly."""
 
     def send_event(self, payload: bytes) -> None: ...
+
+    def caught_up(self) -> None:
+        """Speech has been looked for in all sound: the next events may come."""
 
     def renewed(self, caller: Caller) -> Caller | None:
         """The caller with what its key grants by now; ``None`` if it is no longer valid."""
@@ -55,6 +64,12 @@ class RealtimeSteps:
         """What the conversation takes, while the connection's own share counts what comes."""
         self._running: dict[str, AnswerExchange | TranscriptExchange | WarmUpExchange] = {}
         """By the ids of their answers, transcripts and warm-ups."""
+        self.detecting = False
+        """Whether speech is looked for in the last sound: the next events wait, so that all comes in order."""
+        self._waiting: deque[bytes] = deque()
+        self.waiting_bytes = 0
+        """Bytes of events that wait."""
+        self._closed = False
         self._send(session.opened())
 
     @property
@@ -64,7 +79,11 @@ class RealtimeSteps:
 
     def receive(self, payload: bytes) -> None:
         """Take an event of the client's."""
-        self._do(self._session.receive(payload))
+        if self.detecting:
+            self._waiting.append(payload)
+            self.waiting_bytes += len(payload)
+        else:
+            self._do(self._session.receive(payload))
 
     def tell(self, error: RequestError) -> None:
         """Send an error of none of the client's events."""
@@ -83,7 +102,9 @@ class RealtimeSteps:
 
     def close(self) -> None:
         """The client is gone."""
+        self._closed = True
         self.abandon()
+        self._waiting.clear()
         self._kept.close()
 
     # -- steps ---------------------------------------------------------------------------------------------------
@@ -101,9 +122,34 @@ class RealtimeSteps:
                     self._warm_up(step)
                 case Drop():
                     self._drop(step)
+                case Detect():
+                    self.detecting = True
+                    self._services.turns.submit(step.levels, functools.partial(self._detected, step))
                 case event:
                     self._send(event)
-        self._kept.keep(self._session.held_bytes)
+        self._kept.keep(self._session.held_bytes + self.waiting_bytes)
+
+    def _detected(self, detect: Detect, levels: list[float] | BaseException) -> None:
+        if self._closed:
+            return
+        self.detecting = False
+        try:
+            if isinstance(levels, BaseException):
+                log.error("%s: speech could not be looked for", self._caller.peer, exc_info=levels)
+                error = RequestError(Fault.DECODE_FAILED, "audio", "internal error; see the server's log")
+                self._send(self._session.error(error, detect.event_id))
+            else:
+                self._do(self._session.detected(detect, levels))
+            while self._waiting and not self.detecting:
+                payload = self._waiting.popleft()
+                self.waiting_bytes -= len(payload)
+                self._do(self._session.receive(payload))
+        except Exception:
+            log.exception("%s: closed: internal error while handling what was said", self._caller.peer)
+            self._client.fail()
+        else:
+            if not self.detecting:
+                self._client.caught_up()
 
     def _start(self, start: Start) -> None:
         answer = start.answer

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from umaserve.core.errors import Fault, RequestError
+from umaserve.dialects.realtime.levels import Levels, Likeness, Loudness
 from umaserve.dialects.realtime.settings import SessionSettings
-from umaserve.dialects.realtime.turns import START_FRAMES, Sign, TurnDetector
+from umaserve.dialects.realtime.sound_formats import SoundFormat
+from umaserve.dialects.realtime.speech_model import SpeechModel
+from umaserve.dialects.realtime.turns import Sign, TurnDetector
 from umaserve.wire.fields import out_of_range
 
 MAX_BYTES = 16 << 20
@@ -47,14 +51,26 @@ class Ended:
     """Bytes of it that were there in the pause that was the end."""
 
 
+@dataclass(frozen=True, slots=True)
+class Detect:
+    """Speech has to be looked for: ``levels`` has to be called away from the loop, and then
+    ``RealtimeSession.detected``, before the client's next event."""
+
+    levels: Callable[[], list[float]]
+    event_id: str | None
+    """The id of the event with the sound."""
+
+
 Heard = Began | Paused | WentOn | Ended
 
 
 class InputSound:
-    """The buffer of a session's input. Times are in milliseconds from the session's first sound on."""
+    """The buffer of a session's input. Times are in milliseconds from the session's first sound on. Without a
+    ``model`` speech is what is loud."""
 
-    def __init__(self, settings: SessionSettings, begin_ms: int = 0) -> None:
+    def __init__(self, settings: SessionSettings, model: SpeechModel | None, begin_ms: int = 0) -> None:
         self.settings = settings
+        self._model = model
         self._of = settings.input
         self._begin(begin_ms)
 
@@ -65,8 +81,16 @@ class InputSound:
         """Bytes from ``begin_ms`` on that are in the buffer no more."""
         self._paused_at: int | None = None
         """Where speech pauses in the buffer, if it does."""
-        turns = self.settings.turns
-        self._detector = None if turns is None else TurnDetector(self._of.rate, turns)
+        turns, rate = self.settings.turns, self._of.rate
+        self._levels: Levels | None = None
+        if turns is None:
+            self._detector = None
+            return
+        if self._model is None:
+            self._levels = Loudness(rate, turns.threshold)
+        else:
+            self._levels = Likeness(rate, turns.threshold, self._model)
+        self._detector = TurnDetector(self._levels, turns.silence_ms)
 
     def use(self, settings: SessionSettings) -> None:
         """Go on with other settings. Where they change how sound is read, what waits is dropped."""
@@ -85,15 +109,20 @@ class InputSound:
         """The time of the last sample."""
         return self._begin_ms + self._of.ms(self._dropped + len(self._buffer))
 
-    def append(self, sound: bytes) -> Iterator[Heard]:
-        """Take the next sound; raises ``RequestError`` if there is too much."""
+    def append(self, sound: bytes) -> Callable[[], list[float]] | None:
+        """Take the next sound; raises ``RequestError`` if there is too much. Returns a function that tells its levels,
+        which are for ``hear``, and changes nothing else; ``None`` where nobody asks for turns."""
         if len(self._buffer) + len(sound) > MAX_BYTES:
             raise out_of_range("audio", f"at most {MAX_BYTES} bytes before a commit", "more")
         self._buffer += sound
+        return None if self._levels is None else functools.partial(_levels_of, self._levels, self._of, sound)
+
+    def hear(self, levels: Iterable[float]) -> Iterator[Heard]:
+        """What the sound says that was taken last, by its levels."""
         detector, turns = self._detector, self.settings.turns
-        if detector is None or turns is None:
-            return
-        for change in detector.push(self._of.samples(sound)):
+        assert detector is not None
+        assert turns is not None
+        for change in detector.push(levels):
             match change.sign:
                 case Sign.BEGINS:
                     begin_ms = max(self._of.ms(self._dropped), change.at_ms - turns.prefix_padding_ms)
@@ -112,7 +141,7 @@ class InputSound:
                     yield Ended(self._begin_ms + change.at_ms, speech, len(speech) if paused_at is None else paused_at)
         if not detector.speaking:
             # All that may still belong to speech: the frames that have not been enough, and what comes before them.
-            self._drop_until(detector.at_ms - turns.prefix_padding_ms - 20 * START_FRAMES)
+            self._drop_until(detector.at_ms - turns.prefix_padding_ms - detector.start_ms)
 
     def commit(self) -> bytes:
         """All sound that waits; raises ``RequestError`` where that is nearly none."""
@@ -142,3 +171,7 @@ class InputSound:
         sound = bytes(self._buffer[:n])
         self._drop_until(end_ms)
         return sound
+
+
+def _levels_of(levels: Levels, of: SoundFormat, sound: bytes) -> list[float]:
+    return levels.push(of.samples(sound))

@@ -50,9 +50,9 @@ class RealtimeTranscription(Declared):
 class RealtimeTurnDetection(Declared):
     type = required(
         choice("server_vad", "semantic_vad", "none"),
-        "server_vad: a turn begins and ends by how loud the sound is. semantic_vad is taken for it.",
+        "server_vad: by a detector of speech, else by how loud the sound is. semantic_vad is taken for it.",
     )
-    threshold = optional(number(0, 1), "How loud speech has to be, from 0 to 1.", default=0.5)
+    threshold = optional(number(0, 1), "The least probability of speech, or how loud it has to be.", default=0.5)
     prefix_padding_ms = optional(whole(0, 10_000), "Sound before the speech that belongs to it.", default=300)
     silence_duration_ms = optional(
         whole(20, 60_000), "Silence that ends a turn: without a value, by the eagerness, else 500."

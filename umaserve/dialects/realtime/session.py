@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from umaserve.dialects.openai.errors import error_fields
 from umaserve.dialects.realtime.ahead import Ahead, Drop, WarmUp
 from umaserve.dialects.realtime.answer import Answer, Event
 from umaserve.dialects.realtime.conversation import Conversation
-from umaserve.dialects.realtime.input_sound import Began, Ended, Heard, InputSound, Paused, WentOn
+from umaserve.dialects.realtime.input_sound import Began, Detect, Ended, Heard, InputSound, Paused, WentOn
 from umaserve.dialects.realtime.items import Item, SoundPart, TextPart, conversation_turns, read_item
 from umaserve.dialects.realtime.listening import Transcript, hears, listed, nobody_hears, writer
 from umaserve.dialects.realtime.schemas import (
@@ -86,7 +86,7 @@ class _Waiting:
     """The request without the conversation."""
 
 
-Step = Event | Start | Stop | Write | WarmUp | Drop
+Step = Event | Start | Stop | Write | WarmUp | Drop | Detect
 """An event to send, or what else has to be done, in this order."""
 
 
@@ -108,7 +108,7 @@ class RealtimeSession:
         self._waiting: list[_Waiting] = []
         self._transcripts: dict[str, Transcript] = {}
         """Transcripts that are being made, by their ids."""
-        self._input = InputSound(self._settings)
+        self._input = InputSound(self._settings, facts.speech_model)
         self._ahead = Ahead(facts, self._model)
         self._speech_id = ""
         """The id of the item that the speech which is going on becomes."""
@@ -143,15 +143,22 @@ class RealtimeSession:
                 raise bad_request("payload", "an object", values)
             given = values.get("event_id")
             event_id = given if isinstance(given, str) and len(given) <= MAX_EVENT_ID_BYTES else None
-            yield from self._take(read_event(values))
+            yield from self._take(read_event(values), event_id)
         except RequestError as error:
             yield self.error(error, event_id)
+
+    def detected(self, detect: Detect, levels: Iterable[float]) -> Iterator[Step]:
+        """What the client's sound says."""
+        try:
+            yield from self._hear(levels)
+        except RequestError as error:
+            yield self.error(error, detect.event_id)
 
     def error(self, error: RequestError, event_id: str | None = None) -> Event:
         """The event for an error; ``event_id``: of the client's event that has it."""
         return {"type": "error", "error": {**error_fields(error), "event_id": event_id}}
 
-    def _take(self, given: Declared) -> Iterator[Step]:
+    def _take(self, given: Declared, event_id: str | None) -> Iterator[Step]:
         match given:
             case RealtimeSessionUpdate():
                 changes = {key: value for key, value in given.session.values.items() if key != "model"}
@@ -174,8 +181,11 @@ class RealtimeSession:
                 yield from self._truncate(given.item_id, given.content_index, given.audio_end_ms)
             case RealtimeAudioAppend():
                 sound = sound_of(given.audio, "audio", self._settings.input)
-                for change in self._input.append(sound):
-                    yield from self._heard(change)
+                levels = self._input.append(sound)
+                if levels is not None and self._facts.speech_model is not None:
+                    yield Detect(levels, event_id)
+                elif levels is not None:
+                    yield from self._hear(levels())
             case RealtimeAudioCommit():
                 sound = self._input.commit()
                 yield from self._ahead.end(answering=False)
@@ -230,6 +240,10 @@ class RealtimeSession:
         }
 
     # -- what the user says --------------------------------------------------------------------------------------
+
+    def _hear(self, levels: Iterable[float]) -> Iterator[Step]:
+        for change in self._input.hear(levels):
+            yield from self._heard(change)
 
     def _heard(self, change: Heard) -> Iterator[Step]:
         turns = self._settings.turns

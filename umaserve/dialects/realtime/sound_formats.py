@@ -55,18 +55,29 @@ class SpeechEncoder:
 
     def __init__(self, of: SoundFormat) -> None:
         self._of = of
-        self._before = np.zeros(len(_LOW_PASS) - 1, np.float32)
-        """The last samples, which the filter looks back at."""
+        self._lowered = Lowered()
 
     def encode(self, part: bytes) -> bytes:
         """The next part, of a multiple of 3 samples but for the last one."""
         if self._of.law is None:
             return pcm.pcm16(part)
-        samples = np.concatenate([self._before, np.frombuffer(part, "<f4")])
-        self._before = samples[len(samples) - len(self._before) :]
-        lowered = np.convolve(samples, _LOW_PASS, "valid")[::_STEP]
+        lowered = self._lowered.push(np.frombuffer(part, "<f4"))
         whole = (lowered * 32767).round().clip(-32768, 32767).astype(np.int16)
         return g711.encoded(whole, self._of.law).tobytes()
+
+
+class Lowered:
+    """Samples at 24 kHz, in parts, as samples at 8 kHz."""
+
+    def __init__(self) -> None:
+        self._before = np.zeros(len(_LOW_PASS) - 1, np.float32)
+        """The last samples, which the filter looks back at."""
+
+    def push(self, part: Samples) -> Samples:
+        """The next part, of a multiple of 3 samples but for the last one."""
+        samples = np.concatenate([self._before, part])
+        self._before = samples[len(samples) - len(self._before) :]
+        return np.convolve(samples, _LOW_PASS, "valid")[::_STEP]
 
 
 _STEP = pcm.SAMPLE_RATE // g711.SAMPLE_RATE

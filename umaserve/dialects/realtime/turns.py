@@ -1,26 +1,17 @@
-"""Finds where speech begins and ends in sound, by how loud it is."""
+"""Finds where speech begins and ends, by the levels of frames."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-import numpy as np
+from umaserve.dialects.realtime.levels import Levels
 
-from umaserve.dialects.realtime.settings import TurnDetection
-from umaserve.dialects.realtime.sound_formats import Samples
-
-FRAME_MS = 20
-START_FRAMES = 3
-"""Loud frames one after another that begin speech: a click is shorter."""
-PAUSE_FRAMES = 10
-"""Quiet frames one after another that may be the end: mostly longer than the silence within a word."""
-QUIETEST_DB, RANGE_DB = -60.0, 40.0
-"""The level of a threshold of 0, and what is added for one of 1, in decibels below full scale: speech is mostly at -35
-to -20, and a quiet room below -50."""
-HYSTERESIS_DB = 6.0
-"""How much quieter speech may get and still go on: the ends of words do."""
+START_MS = 60
+"""How long speech is before it has begun: a click is shorter."""
+PAUSE_MS = 200
+"""Silence that may be the end: mostly longer than that within a word."""
 
 
 class Sign(enum.Enum):
@@ -42,45 +33,46 @@ class Change(NamedTuple):
 
 
 class TurnDetector:
-    """Follows one stream of samples at ``rate``."""
+    """Follows the frames of one stream. ``silence_ms``: how long a silence ends a turn."""
 
-    def __init__(self, rate: int, settings: TurnDetection) -> None:
-        level = QUIETEST_DB + RANGE_DB * settings.threshold
-        self._begins, self._goes_on = _power(level), _power(level - HYSTERESIS_DB)
-        self._frame = rate * FRAME_MS // 1000
-        self._silent_frames = max(1, settings.silence_ms // FRAME_MS)
-        self._rest = np.zeros(0, np.float32)
+    def __init__(self, levels: Levels, silence_ms: int) -> None:
+        self._begins, self._goes_on = levels.begins, levels.goes_on
+        self._frame_ms = levels.frame_ms
+        self._start_frames, self._pause_frames, self._silent_frames = map(
+            self._frames_of, (START_MS, PAUSE_MS, silence_ms)
+        )
         self._frames = self._run = 0
-        """Frames so far; and of them the last ones that are loud, or in speech the last ones that are not."""
+        """Frames so far; and of them the last ones that are speech, or in speech the last ones that are not."""
         self.speaking = False
 
     @property
     def at_ms(self) -> int:
         """The time until which the sound was looked at."""
-        return FRAME_MS * self._frames
+        return self._frame_ms * self._frames
 
-    def push(self, samples: Samples) -> Iterator[Change]:
-        """Look at the next samples."""
-        whole = np.concatenate([self._rest, samples])
-        n_frames = len(whole) // self._frame
-        frames = whole[: n_frames * self._frame].reshape(n_frames, self._frame)
-        self._rest = whole[n_frames * self._frame :]
-        for power in np.square(frames).mean(axis=1).tolist():
-            yield from self._take(power)
+    @property
+    def start_ms(self) -> int:
+        """How long speech is before it has begun."""
+        return self._frame_ms * self._start_frames
 
-    def _take(self, power: float) -> Iterator[Change]:
+    def push(self, levels: Iterable[float]) -> Iterator[Change]:
+        """Look at the next frames."""
+        for level in levels:
+            yield from self._take(level)
+
+    def _take(self, level: float) -> Iterator[Change]:
         self._frames += 1
-        counts = power < self._goes_on if self.speaking else power >= self._begins
+        counts = level < self._goes_on if self.speaking else level >= self._begins
         before, self._run = self._run, self._run + 1 if counts else 0
-        if self._run == (self._silent_frames if self.speaking else START_FRAMES):
-            began = self.at_ms - FRAME_MS * START_FRAMES
+        if self._run == (self._silent_frames if self.speaking else self._start_frames):
+            began = self.at_ms - self.start_ms
             self._run, self.speaking = 0, not self.speaking
             yield Change(Sign.BEGINS, began) if self.speaking else Change(Sign.ENDS, self.at_ms)
-        elif self.speaking and self._run == PAUSE_FRAMES:
+        elif self.speaking and self._run == self._pause_frames:
             yield Change(Sign.PAUSES, self.at_ms)
-        elif self.speaking and self._run == 0 and before >= PAUSE_FRAMES:
+        elif self.speaking and self._run == 0 and before >= self._pause_frames:
             yield Change(Sign.GOES_ON, self.at_ms)
 
-
-def _power(level_db: float) -> float:
-    return float(10 ** (level_db / 10))
+    def _frames_of(self, ms: int) -> int:
+        """The frames that are at least as long."""
+        return -(-ms // self._frame_ms)
