@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from clock import Clock
 
-from umaserve.core.errors import RequestError
+from umaserve.core.errors import ConfigError, RequestError
 from umaserve.core.server_tools import CallResult, ServerCall, ServerTool
 from umaserve.net.loop import Loop
 from umaserve.sessions.caller import Caller
@@ -49,6 +49,7 @@ class World:
         self.loop = Loop(self.clock)
         self.processes: list[StandInProcess] = []
         monkeypatch.setattr(servers, "ToolProcess", self._process)
+        monkeypatch.setattr(servers, "_is_there", lambda _package: True)
         self.servers = ToolServers(self.loop, [ABOUT])
         self.results: list[CallResult] = []
         self.servers.start()
@@ -176,6 +177,13 @@ def test_what_can_not_be_understood_changes_nothing(
         world.process.says(said)
     assert "what can't be understood" in caplog.text
     assert (len(world.tools()), world.results) == (1, [])
+
+
+def test_the_package_that_talks_with_servers_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_is_there", lambda _package: False)
+    with pytest.raises(ConfigError, match=r"tools\.a is set, and mcp is not installed: pip install 'umaserve\[mcp\]'"):
+        ToolServers(Loop(), [ABOUT])
+    assert not ToolServers(Loop(), []).any, "who names none needs none"
 
 
 def test_the_end(world: World) -> None:

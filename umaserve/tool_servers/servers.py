@@ -54,7 +54,7 @@ class ToolServers:
 
     def __init__(self, loop: Loop, servers: Sequence[ToolServer]) -> None:
         """Raises ConfigError where what talks with servers is not installed."""
-        if servers and importlib.util.find_spec("mcp") is None:
+        if servers and not _is_there("mcp"):
             problem = f"tools.{servers[0].name} is set, and mcp is not installed"
             raise ConfigError(f"{problem}: pip install 'umaserve[mcp]', or remove the table")
         self._loop = loop
@@ -201,6 +201,10 @@ class ToolServers:
             "end": end,
         }
         log.info("tool call ended", extra={"fields": fields})
+
+
+def _is_there(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def _allows(known: _Known, caller: Caller) -> bool:
