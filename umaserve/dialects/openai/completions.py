@@ -254,7 +254,7 @@ class ChatBody(_OpenAIBody):
 
     def take_calls(self) -> Mapping[int, ServerCall]:
         """The calls to make before the answer goes on."""
-        return {} if self._rounds is None else self._calling.awaited
+        return {} if self._rounds is None or self.done else self._calling.awaited
 
     def called(self, number: int, result: CallResult) -> list[bytes]:
         """Keep a result, which only the model is told."""

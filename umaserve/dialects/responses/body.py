@@ -131,7 +131,7 @@ class ResponseBody:
 
     def take_calls(self) -> Mapping[int, ServerCall]:
         """Calls to make before the answer begins or goes on, by their numbers."""
-        return {**self._output.awaited}
+        return {} if self.done else {**self._output.awaited}
 
     def called(self, number: int, result: CallResult) -> list[bytes]:
         """The events for the result of the call of that number; none unless streaming."""
@@ -278,6 +278,7 @@ class ResponseBody:
         error: dict[str, str] | None = None,
         usage: Usage | None = None,
     ) -> None:
+        self._output.give_up()
         self._ended = {
             "status": status,
             "incomplete_details": None if incomplete is None else {"reason": incomplete},

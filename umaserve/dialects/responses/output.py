@@ -115,6 +115,11 @@ class OutputItems:
         yield {"type": f"response.mcp_call.{state}", "item_id": item["id"], "output_index": number}
         yield {"type": "response.output_item.done", "output_index": number, "item": item}
 
+    def give_up(self) -> None:
+        """Make no more calls: the answer has ended without them."""
+        for number in self.awaited:
+            self._done[number]["status"] = "incomplete"
+
     def next_round(self) -> None:
         """Go on with an answer whose calls have results."""
         self._parser, self._answered = None, False
