@@ -163,12 +163,13 @@ def test_a_thousand_sessions_leave_nothing_behind(daemon: Daemon):
                 elif index % 4 == 2:
                     wire.sock.sendall(b"\x10\0\0\0half")
 
+    others = daemon.metrics()["connections"]
     many(200)  # caches and pools have their size after this
     before = daemon.wait_until_quiet()
     open_before = len(os.listdir(descriptors))
     many(1000)
     after = daemon.wait_until_quiet()
-    daemon.wait_for(lambda values: values["connections"] == 1)
+    daemon.wait_for(lambda values: values["connections"] <= others)
     assert len(os.listdir(descriptors)) <= open_before + 1
     assert after["kv_cells_used"] == 0
     assert after["rss_bytes"] - before["rss_bytes"] < 8 * 2**20

@@ -233,6 +233,7 @@ class Server:
             self._ending.drain()
             return
         systemd.notify(f"READY=1\nSTATUS=serving {self._models.default.name}")
+        self._services.turns.tell()
         self._greet()
         self._models.schedule_replan()
         self._links.start()
@@ -287,8 +288,10 @@ class Server:
         self._links.collect()
         self._services.speech.collect()
         self._services.recordings.collect()
-        for thread in (*self._services.turns.threads, *self._services.store.threads):
+        for thread in self._services.store.threads:
             thread.collect()
+        if self._services.turns.pending:
+            self._services.turns.collect()
 
     def _begin_shutdown(self) -> None:
         if self._signals.count and not self._ending.leaving:
