@@ -16,7 +16,7 @@ from daemon import Daemon
 
 from umaserve.access.keys import KeyFile
 
-QUESTIONS = ("Name three islands.", "What is a ferry?", "Write a haiku about rain.")
+QUESTIONS = ("Write a haiku about rain.", "Name three islands.", "What is a ferry?")
 N_LINES = 400
 
 
@@ -68,7 +68,7 @@ def batches(browser: Browser, daemon: Daemon, key: str) -> None:
         pass
     browser.open(daemon.http, "box")
     browser.wait(lambda: browser.one("progress"))
-    take(browser, "page-batches.png", 1100, 700)
+    take(browser, "page-batches.png", 1100, 820)
     client.batches.cancel(batch.id)
 
 

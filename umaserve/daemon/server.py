@@ -184,6 +184,7 @@ class Server:
         sys.setswitchinterval(SWITCH_S)
         self._signals.handle()
         self._entrances.open()
+        self._services.turns.tell()
         systemd.feed_watchdog(self._loop.call_later, self._stuck)
         start_periodic(
             self._loop,
@@ -233,7 +234,6 @@ class Server:
             self._ending.drain()
             return
         systemd.notify(f"READY=1\nSTATUS=serving {self._models.default.name}")
-        self._services.turns.tell()
         self._greet()
         self._models.schedule_replan()
         self._links.start()
