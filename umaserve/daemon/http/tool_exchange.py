@@ -18,6 +18,9 @@ class ToolExchange(TextExchange):
     """Exchange as ``TextExchange``, whose body may have calls made, whose results the model then gets."""
 
     _reply: CallingBody
+    _request_id = ""
+    _n_awaited = 0
+    """Calls that have no result yet."""
 
     def _generate(self, requests: Sequence[Generate]) -> None:
         self._request_id = requests[0].id

@@ -31,9 +31,10 @@ from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.openai.choices import ChatChoice, Part, SpokenChoice, TextChoice
 from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.openai.requests import CompletionRequest, chat_request, completion_request
-from umaserve.dialects.openai.server_tools import CallingChoice, ServerToolsOf
+from umaserve.dialects.openai.server_tools import CallingChoice
 from umaserve.dialects.openai.text_scores import TextScores
 from umaserve.dialects.parameters import RequestLimits
+from umaserve.dialects.server_tools import ServerToolsOf
 from umaserve.dialects.timings import progress, timings
 from umaserve.dialects.tool_rounds import NO_MORE_CALLS, ToolRounds
 

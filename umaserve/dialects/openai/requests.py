@@ -19,7 +19,7 @@ from umaserve.dialects.openai.schemas import (
     PlainFormat,
     SchemaFormat,
 )
-from umaserve.dialects.openai.server_tools import Known, ServerToolsOf
+from umaserve.dialects.openai.server_tools import Known
 from umaserve.dialects.openai.server_tools import offered as offered_by_servers
 from umaserve.dialects.openai.speech import wanted_audio
 from umaserve.dialects.openai.tool_schemas import ServerTools
@@ -37,6 +37,7 @@ from umaserve.dialects.parameters import (
     within_cap,
 )
 from umaserve.dialects.sampling_schemas import DEFAULTS, MAX_SEED
+from umaserve.dialects.server_tools import ServerToolsOf
 from umaserve.wire.fields import Fields, bad_request, out_of_range
 
 MAX_GENERATIONS = 32

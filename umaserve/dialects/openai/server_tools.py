@@ -10,13 +10,11 @@ from umaserve.chat_format.tool_calls import CallPiece, ToolCallParser
 from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import FinishReason, Token
 from umaserve.core.requests import ChatTurn, Tool, ToolCall
-from umaserve.core.server_tools import CallResult, ServerCall, ServerTool
+from umaserve.core.server_tools import CallResult, ServerCall
 from umaserve.dialects.openai.choices import ChatChoice, Part
 from umaserve.dialects.openai.tool_schemas import ServerTools
-from umaserve.dialects.server_tool_names import server_tool_name
-from umaserve.wire.fields import out_of_range
+from umaserve.dialects.server_tools import ServerToolsOf, check_wanted, server_tool_name
 
-ServerToolsOf = Callable[[str, str], Sequence[ServerTool]]
 Known = Mapping[str, tuple[str, str]]
 """The server and the name of each tool of a server, by its name for the model."""
 
@@ -30,9 +28,7 @@ def offered(given: Sequence[ServerTools], server_tools: ServerToolsOf | None) ->
             problem = "expected no tool of an MCP server: the operator of this daemon has named none"
             raise RequestError(Fault.BAD_REQUEST, field_, problem)
         there, wanted = server_tools(label, field_), one.allowed_tools
-        for name in wanted or ():
-            if name not in {tool.name for tool in there}:
-                raise out_of_range(one.name("allowed_tools"), f"names of tools that {label} has", f'"{name}"')
+        check_wanted(wanted or (), there, label, one.name("allowed_tools"))
         for tool in there:
             if wanted is None or tool.name in wanted:
                 name = server_tool_name(tool.name, label)

@@ -35,7 +35,7 @@ from umaserve.dialects.responses.schemas import (
     ResponseUserMessage,
     read_item,
 )
-from umaserve.dialects.server_tool_names import in_namespace, server_tool_name
+from umaserve.dialects.server_tools import in_namespace, server_tool_name
 from umaserve.wire.declared import Declared
 from umaserve.wire.fields import Fields, out_of_range
 

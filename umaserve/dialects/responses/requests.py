@@ -26,8 +26,9 @@ from umaserve.dialects.responses.items import turns
 from umaserve.dialects.responses.keeping import Continued, keeping
 from umaserve.dialects.responses.kept import StoredResponse, TenantsEntries, TenantsKept
 from umaserve.dialects.responses.mcp_schemas import ResponseMcpApprovalRequest
-from umaserve.dialects.responses.tools import OfferedTool, ServerToolsOf, chosen_tools, tools
+from umaserve.dialects.responses.tools import OfferedTool, chosen_tools, tools
 from umaserve.dialects.sampling_schemas import DEFAULTS
+from umaserve.dialects.server_tools import ServerToolsOf
 
 log = logging.getLogger(__name__)
 

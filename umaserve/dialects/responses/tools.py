@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +31,9 @@ from umaserve.dialects.responses.schemas import (
     ResponseServiceTool,
     ResponseToolGrammar,
 )
-from umaserve.dialects.server_tool_names import in_namespace, server_tool_name
+from umaserve.dialects.server_tools import ServerToolsOf, check_wanted, in_namespace, server_tool_name
 from umaserve.dialects.skipped_tools import log_ignored
 from umaserve.wire.fields import out_of_range
-
-ServerToolsOf = Callable[[str, str], Sequence[ServerTool]]
-"""The tools of the MCP server of a name; the other argument is the field that errors name. Raises ``RequestError``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +200,8 @@ def _of_server(
     label, field = given.server_label, given.name("server_label")
     there = server_tools(label, field)
     wanted, approval = given.allowed_tools, given.require_approval or "always"
-    if isinstance(wanted, list) and (unknown := [name for name in wanted if name not in {one.name for one in there}]):
-        raise out_of_range(given.name("allowed_tools"), f"names of tools that {label} has", f'"{unknown[0]}"')
+    if isinstance(wanted, list):
+        check_wanted(wanted, there, label, given.name("allowed_tools"))
     offered = []
     for one in there:
         if _is_wanted(one, wanted):
