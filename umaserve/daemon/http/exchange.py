@@ -77,7 +77,12 @@ class HttpExchange(Exchange):
             return
         if self._reply.streaming and not isinstance(output, _QUIET):
             self._flush()
-        if isinstance(output, Finished) and self._reply.done:
+        if isinstance(output, Finished):
+            self._end_request()
+
+    def _end_request(self) -> None:
+        """Note that one of the requests has ended."""
+        if self._reply.done:
             self._finish()
 
     def _finish(self) -> None:

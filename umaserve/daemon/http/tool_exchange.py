@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Sequence
 
 from umaserve.core.errors import ModelAwaited, RequestError
-from umaserve.core.events import Finished, Output
 from umaserve.core.requests import Generate
 from umaserve.core.server_tools import CallResult
 from umaserve.daemon.http.text_exchange import TextExchange
@@ -30,9 +29,9 @@ class ToolExchange(TextExchange):
         else:
             super()._generate(requests)
 
-    def _take(self, index: int, output: Output | RequestError) -> None:
-        super()._take(index, output)
-        if isinstance(output, Finished) and not self.ended:
+    def _end_request(self) -> None:
+        super()._end_request()
+        if not self.ended:
             self._make_calls()
 
     def _make_calls(self) -> None:

@@ -101,15 +101,17 @@ class _OpenAIBody:
                 # Without choices, like the chunk with the usage, which clients know.
                 return [orjson.dumps({**self._chunk([]), "prompt_progress": progress(output)})]
             case Finished():
-                self._finished[index] = output
-                part = choice.finish(output.reason)
+                output, between = self._between_rounds(output)
+                if between is None:
+                    self._finished[index] = output
+                part = between or choice.finish(output.reason)
             case _:
                 return []
         if not self.streaming:
             self._parts[index].append(part)
             return []
         chunks = [self._chunk([item]) for item in choice.chunks(part)]
-        if isinstance(output, Finished):
+        if isinstance(output, Finished) and index in self._finished:
             chunks[-1]["timings"] = timings(output.usage, output.timing)
             if self._asked.include_usage and len(self._finished) == len(self._choices):
                 # Where llama-server has the timings: in the last chunk, whichever that is.
@@ -117,6 +119,10 @@ class _OpenAIBody:
                 chunks.append({**self._chunk([]), "usage": self._usage(), **timed})
             chunks[-1] |= self._verbose(index)
         return [orjson.dumps(chunk) for chunk in chunks]
+
+    def _between_rounds(self, end: Finished) -> tuple[Finished, Part | None]:
+        """The end with the tokens of all rounds; and the part at the end of this one, where another follows."""
+        return end, None
 
     def fail(self, index: int, error: RequestError) -> list[bytes]:
         """The chunk for the error that ended choice ``index``; none unless streaming."""
@@ -238,20 +244,15 @@ class ChatBody(_OpenAIBody):
 
     # -- tools that the daemon calls -----------------------------------------------------------------------------
 
-    def send(self, index: int, output: Output) -> list[bytes]:
-        if self._rounds is None or not isinstance(output, Finished):
-            return super().send(index, output)
+    def _between_rounds(self, end: Finished) -> tuple[Finished, Part | None]:
+        if self._rounds is None:
+            return end, None
         choice = self._calling
-        output = replace(output, usage=self._rounds.count(output.usage))
-        part = choice.goes_on(output.reason)
-        if part is None:
-            return super().send(index, output)
-        for number in self._rounds.refused(choice.awaited):
-            choice.called(number, NO_MORE_CALLS)
-        if not self.streaming:
-            self._parts[index].append(part)
-            return []
-        return [orjson.dumps(self._chunk([item])) for item in choice.chunks(part)]
+        part = choice.goes_on(end.reason)
+        if part is not None:
+            for number in self._rounds.refused(choice.awaited):
+                choice.called(number, NO_MORE_CALLS)
+        return replace(end, usage=self._rounds.count(end.usage)), part
 
     def take_calls(self) -> Mapping[int, ServerCall]:
         """The calls to make before the answer goes on."""
