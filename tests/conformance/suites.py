@@ -34,8 +34,6 @@ class Suite:
     """What is known of cases that fail or are left out, by a regular expression for the case's name and its message."""
     tools: tuple[str, ...] = ()
     """Programs that must be there."""
-    hears: bool = False
-    """Whether a ``client`` tries sound as well: the default model gets a projector of random weights to hear by."""
 
 
 def _own(name: str, packages: str, *tests: str) -> Suite:
@@ -72,6 +70,10 @@ SUITES = [
         *("pydantic-ai", "pydantic-ai-slim"),
         *("tests/end_to_end/test_e2e_python_clients.py", "-k", "pydantic_ai"),
     ),
+    _own(
+        *("openai-agents", "openai-agents"),
+        *(f"tests/end_to_end/test_e2e_openai_agents{part}.py" for part in ("", "_voice")),
+    ),
     _own("llm", "llm", "tests/end_to_end/test_e2e_python_clients.py", "-k", "test_llm"),
     Suite(
         *("litellm", ("litellm",)),
@@ -89,11 +91,6 @@ SUITES = [
         *(("langchain_standard.py", "-o", "asyncio_mode=auto", *_ONE_LOOP), "client"),
         ("langchain-tests", "langchain-openai", "langchain-ollama", "langchain-anthropic"),
         LANGCHAIN,
-    ),
-    Suite(
-        *("openai-agents", ("openai-agents",)),
-        *(("use_openai_agents.py", "use_openai_agents_voice.py"), "client", ("openai-agents[realtime,voice]",)),
-        hears=True,
     ),
     _client("smolagents", "smolagents", "smolagents[openai]"),
     _client("dspy", "dspy"),

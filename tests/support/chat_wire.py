@@ -13,7 +13,8 @@ import pytest
 import websockets
 from daemon import ANSWER_S, CHAT_FAR_FROM_A_TIE, Daemon
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 GREEDY = {"max_new_tokens": 12, "temperature": 0}
 
@@ -22,15 +23,15 @@ Message = dict[str, Any]
 with_voice = pytest.mark.skipif(importlib.util.find_spec("hibari") is None, reason="hibari-tts is not installed")
 
 
-def open_chat(daemon: Daemon, **options: Any) -> ClientConnection:
+def open_chat(daemon: Daemon, **options: Any) -> Connection:
     # An unread message must not keep the goodbye's answer from being read.
-    client: ClientConnection = connect(
+    client: Connection = connect(
         f"ws://{daemon.http}/ws/chat", max_size=None, max_queue=None, ping_interval=None, **options
     )
     return client
 
 
-def rest(client: ClientConnection) -> tuple[list[Message], int]:
+def rest(client: Connection) -> tuple[list[Message], int]:
     """All messages until the server closes, and the code that it closes with."""
     messages = []
     with contextlib.suppress(ConnectionClosed):

@@ -15,7 +15,8 @@ from typing import Any, cast
 
 from http_wire import Http, Response, encode
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 from umaserve.relay.http.worker_link import WorkerLink
 from umaserve.relay.server import RelayServer
@@ -208,7 +209,7 @@ class Client(Http):
 class Socket:
     """A WebSocket whose peer is the relay."""
 
-    def __init__(self, connection: ClientConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.connection = connection
 
     def send(self, message: dict[str, Any] | str | bytes) -> None:
