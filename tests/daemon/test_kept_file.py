@@ -207,7 +207,7 @@ def test_a_file_that_is_none_is_left_alone(box: Box, content: bytes):
 def test_a_file_of_another_program_or_version_is_left_alone(box: Box, statement: str):
     box.start().of("ann").responses.keep(response())
     box.sql(statement)
-    with pytest.raises(ConfigError, match="it is no file of this version of umaserve's"):
+    with pytest.raises(ConfigError, match="it was not written by this version of umaserve"):
         box.start()
     assert box.sql("SELECT id FROM kept") == [("resp_1",)]
 

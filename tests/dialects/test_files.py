@@ -192,7 +192,7 @@ def test_a_row_has_all_of_a_file(name: str, purpose: str, length: int):
     read = file_of(new_id, row)
     assert (read.filename, read.purpose, read.length, read.created_at) == (name, purpose, length, 7)
     for bad_id in ("../../etc/passwd", "file-x", ""):
-        with pytest.raises(ValueError, match="it is no file"):
+        with pytest.raises(ValueError, match="it is not a file"):
             file_of(bad_id, row)
 
 
@@ -202,5 +202,5 @@ def test_a_row_has_all_of_a_file(name: str, purpose: str, length: int):
     )
 )
 def test_any_other_row_is_refused(value: Any):
-    with pytest.raises(ValueError, match="it is no file"):
+    with pytest.raises(ValueError, match="it is not a file"):
         file_of("file-" + "a" * 24, json.dumps(value).encode())

@@ -186,8 +186,8 @@ def test_texts_and_pdfs_go_with_the_question_of_any_model(browser: Browser, daem
 @pytest.mark.parametrize(
     ("name", "kind", "data", "words"),
     [
-        ("a.zip", "application/zip", b"PK\x03\x04\xff\x00", "a.zip is no text, PDF, picture, sound or video."),
-        ("a.bin", "", b"a\x00b", "a.bin is no text, PDF, picture, sound or video."),
+        ("a.zip", "application/zip", b"PK\x03\x04\xff\x00", "a.zip is not a text, PDF, picture, sound or video."),
+        ("a.bin", "", b"a\x00b", "a.bin is not a text, PDF, picture, sound or video."),
         ("a.txt", "text/plain", b"x" * (2 << 20), "a.txt has 2.0 MiB: at most 1.0 MiB of text go with a question."),
         ("a.pdf", "application/pdf", b"%PDF-1.4 nothing", "a.pdf is no PDF that can be read."),
         ("b.pdf", "application/pdf", pdf_of(""), "b.pdf has no text, only pictures of it."),
@@ -296,7 +296,7 @@ def test_what_is_too_large_or_of_no_kind_is_refused(browser: Browser, seeing: Da
     browser.start(seeing.http)
     for name, kind, size, problem in (
         ("film.mp4", "video/mp4", 3 << 20, "film.mp4 has 3.0 MiB: this server takes 2.6 MiB with a conversation."),
-        ("notes.txt", "text/plain", 9, "notes.txt is no text, PDF, picture, sound or video."),
+        ("notes.txt", "text/plain", 9, "notes.txt is not a text, PDF, picture, sound or video."),
         ("broken.heic", "image/heic", 9, "The browser can't read broken.heic."),
         ("broken.png", "image/png", 9, "The browser can't read broken.png."),
         ("silence.wav", "audio/wav", 0, "silence.wav is empty."),

@@ -165,7 +165,10 @@ def alora(writer: gguf.GGUFWriter) -> None:
         ({"adapter": lambda writer: writer.add_string("adapter.type", "control")}, "not a LoRA adapter; convert"),
         ({"adapter": alora}, "invocation sequence"),
         ({"architecture": "qwen2"}, "made for the architecture \"qwen2\", the model's is 'llama'"),
-        ({"alpha": lambda writer: writer.add_uint32("adapter.lora.alpha", 8)}, "adapter.lora.alpha is no 32-bit float"),
+        (
+            {"alpha": lambda writer: writer.add_uint32("adapter.lora.alpha", 8)},
+            "adapter.lora.alpha is not a 32-bit float",
+        ),
         ({"shapes": pair("blk.99.attn_q.weight")}, "doesn't fit"),
         ({"shapes": pair(QUERY, inputs=512)}, "doesn't fit"),
         ({"shapes": {QUERY: (RANK, WIDTH)}}, "doesn't fit"),

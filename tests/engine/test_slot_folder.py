@@ -78,8 +78,8 @@ def test_what_cannot_be_restored(tmp_path: Path) -> None:
         "cut": "bytes can't be 4 tokens",
         "other": "it has an unknown format",
         "link": '"link": ',
-        "folder": "it is no file of this user",
-        "pipe": "it is no file of this user",
+        "folder": "it is not a file of this user",
+        "pipe": "it is not a file of this user",
     }.items():
         fault, said = refusal(tmp_path, name)
         assert fault is Fault.BAD_REQUEST

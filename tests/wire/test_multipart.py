@@ -115,7 +115,7 @@ def test_a_name_ends_no_line_and_no_quotes() -> None:
         (HEAD.replace(b"form-data", b"attachment") + b"x" + END, "part 1 has no Content-Disposition"),
         (HEAD[:-2] + HEAD[12:] + b"x" + END, "a part has two fields content-disposition"),
         (HEAD[:-2] + b"Content-Type: a\r\n" * 2 + b"\r\nx" + END, "a part has two fields content-type"),
-        (HEAD[:-2] + b"Content-Type: a\nb\r\n\r\nx" + END, "part 1 has a Content-Type that is no line of ASCII"),
+        (HEAD[:-2] + b"Content-Type: a\nb\r\n\r\nx" + END, "part 1 has a Content-Type that is not one line of ASCII"),
         (HEAD[:-2] + b"X: y\r\n" * MAX_PART_HEADERS + b"\r\nx" + END, "Maximum header count exceeded"),
         (
             HEAD[:-2] + b"X: " + b"y" * MAX_HEAD_BYTES + b"\r\n\r\nx" + END,

@@ -108,9 +108,9 @@ class KeptFile:
     def _take(self, key: Key, changed: object, content: object) -> None:
         kind = self._kinds.get(key.kind)
         if kind is None or not isinstance(changed, float) or not isinstance(content, bytes):
-            raise ValueError("its columns are of another kind")
+            raise ValueError("its columns have unexpected types")
         if not isinstance(key.tenant, str) or not isinstance(key.id, str):
-            raise ValueError("its tenant or id is no text")
+            raise ValueError("its tenant or id is not a string")
         kind.entries.keep(key.tenant, kind.unpack(key.id, content), max(0.0, self._clock() - changed))
 
     def _of(self, key: Key) -> Entry | None:
@@ -216,7 +216,7 @@ class _Database:
                 connection.execute(f"PRAGMA user_version = {_VERSION}")
                 connection.execute(_TABLE)
             elif (application, version) != (_APPLICATION_ID, _VERSION):
-                raise OSError(None, "it is no file of this version of umaserve's")
+                raise OSError(None, "it was not written by this version of umaserve")
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -168,7 +168,7 @@ class ToolServers:
                 known.tools = tuple(ServerTool(**tool) for tool in tools)
                 log.info("tool server connected", extra={"fields": {"server": name, "tools": len(tools)}})
             case _:
-                log.error("the process of the tool servers says what can't be understood")
+                log.error("the tool servers' process sent an invalid message")
 
     def _lose(self, known: _Known, problem: str) -> None:
         known.tools, known.problem = None, problem if problem.isprintable() else repr(problem)

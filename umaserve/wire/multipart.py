@@ -96,7 +96,7 @@ def _part(body: bytes, start: int, end: int, index: int) -> Part:
     name, filename = _names(fields.get(_DISPOSITION, b""), index)
     kind = fields.get(_TYPE, b"")
     if not _CONTENT_TYPE.fullmatch(kind):
-        raise _malformed(f"part {index + 1} has a Content-Type that is no line of ASCII")
+        raise _malformed(f"part {index + 1} has a Content-Type that is not one line of ASCII")
     return Part(name, memoryview(body)[head_end + 2 : end], filename, kind.decode())
 
 

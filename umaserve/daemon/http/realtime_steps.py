@@ -135,7 +135,7 @@ class RealtimeSteps:
         self.detecting = False
         try:
             if isinstance(levels, BaseException):
-                log.error("%s: speech could not be looked for", self._caller.peer, exc_info=levels)
+                log.error("%s: speech detection failed", self._caller.peer, exc_info=levels)
                 error = RequestError(Fault.DECODE_FAILED, "audio", "internal error; see the server's log")
                 self._send(self._session.error(error, detect.event_id))
             else:
@@ -145,7 +145,7 @@ class RealtimeSteps:
                 self.waiting_bytes -= len(payload)
                 self._do(self._session.receive(payload))
         except Exception:
-            log.exception("%s: closed: internal error while handling what was said", self._caller.peer)
+            log.exception("%s: closed: internal error while handling a spoken turn", self._caller.peer)
             self._client.fail()
         else:
             if not self.detecting:

@@ -168,4 +168,4 @@ def _problem(values: object) -> Problem:
     match values:
         case {"code": str(code), "message": str(text), "param": None | str() as param, "line": None | int() as line}:
             return Problem(code, text, param, line)
-    raise ValueError("one of its problems is none")
+    raise ValueError("one of its errors is invalid")

@@ -48,7 +48,7 @@ def file_of(file_id: str, content: bytes) -> StoredFile:
         case {"filename": str(name), "purpose": str(purpose), "length": int(length), "created_at": int(created_at)}:
             if purpose in PURPOSES and length >= 0 and is_file_id(file_id):
                 return StoredFile(id=file_id, filename=name, purpose=purpose, length=length, created_at=created_at)
-    raise ValueError("it is no file")
+    raise ValueError("it is not a file")
 
 
 def is_file_id(text: str) -> bool:

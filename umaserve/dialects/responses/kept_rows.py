@@ -64,7 +64,7 @@ def response_of(response_id: str, content: bytes) -> StoredResponse:
                 output=output,
                 in_background=in_background,
             )
-    raise ValueError("it is no response of this id")
+    raise ValueError("it is not a response with this id")
 
 
 def conversation_of(conversation_id: str, content: bytes) -> StoredConversation:
@@ -73,11 +73,11 @@ def conversation_of(conversation_id: str, content: bytes) -> StoredConversation:
     match values:
         case {"created_at": int(created_at), "metadata": dict(metadata)}:
             if not all(isinstance(text, str) for text in metadata.values()):
-                raise ValueError("its metadata are no texts")
+                raise ValueError("its metadata are not strings")
             made = StoredConversation(id=conversation_id, created_at=created_at, metadata=metadata)
             made.add(_items(values, "items"))
             return made
-    raise ValueError("it is no conversation")
+    raise ValueError("it is not a conversation")
 
 
 def _fragments(items: Any) -> list[orjson.Fragment]:
@@ -87,5 +87,5 @@ def _fragments(items: Any) -> list[orjson.Fragment]:
 def _items(values: dict[str, Any], name: str) -> tuple[bytes, ...]:
     items = values.get(name)
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise ValueError(f"its {name} is no array of objects")
+        raise ValueError(f"its {name} is not an array of objects")
     return tuple(map(orjson.dumps, items))

@@ -119,7 +119,7 @@ class DiskFolder:
     def fetch(self, name: str, target: memoryview, wanted: Callable[[], bool]) -> bool:
         """Read the data of a sequence as long as that is ``wanted``; returns whether ``target`` holds it."""
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r:.80} is no name of a sequence")
+            raise ValueError(f"{name!r:.80} is not the name of a sequence")
         whole = False
         with self._complaining(name), self._opened(name) as descriptor:
             head = disk_file.read_head(descriptor, name, self._kind)

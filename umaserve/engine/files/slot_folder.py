@@ -55,7 +55,7 @@ class SlotFolder:
             try:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-                    raise Damaged("it is no file of this user")
+                    raise Damaged("it is not a file of this user")
                 head = disk_file.read_head(descriptor, None, self._kind)
             finally:
                 os.close(descriptor)

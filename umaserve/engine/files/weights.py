@@ -290,7 +290,7 @@ def _decided(copy: ConvertedCopy, found: Sequence[Comparison], is_copy: bool) ->
     chosen = other if faster else "as-is"
     copy.decide(chosen, why)
     log.info(
-        "measured: measured: the %s weights are %s (%s)",
+        "measured: the %s weights are %s (%s)",
         other,
         "faster, and are used" if faster else "not faster, and are not used",
         why,

@@ -192,7 +192,7 @@ def _check(model: Model, path: str) -> None:
             raise _error(path, f"made for the architecture {_shown(found or '')}, the model's is {architecture!r}")
         alpha = _find_key(header, b"adapter.lora.alpha")
         if alpha >= 0 and _key_type(header, alpha) != _FLOAT32:
-            raise _error(path, "damaged, adapter.lora.alpha is no 32-bit float; convert it again")
+            raise _error(path, "damaged, adapter.lora.alpha is not a 32-bit float; convert it again")
         for index in range(_n_tensors(header)):
             _check_tensor(header, index, path, experts)
 

@@ -43,7 +43,7 @@ async function plainText(file) {
   if (file.size > MOST_TEXT_BYTES) throw new Error(`${file.name} has ${bytes(file.size)}: at most ${bytes(MOST_TEXT_BYTES)} of text go with a question.`);
   const text = new TextDecoder().decode(await file.arrayBuffer());
   // What is no UTF-8 is replaced.
-  if (/[\0\ufffd]/.test(text)) throw new Error(`${file.name} is no text, PDF, picture, sound or video.`);
+  if (/[\0\ufffd]/.test(text)) throw new Error(`${file.name} is not a text, PDF, picture, sound or video.`);
   return text;
 }
 
