@@ -42,6 +42,7 @@ class StandInEngine:
     """Implements ``sessions.engine_api.Engine`` without a model: every stream gets the same token in every tick."""
 
     name = "stand-in"
+    run_ahead = None
     capacity = Capacity(slots=256, cells=_UNBOUNDED, sequence_tokens=_UNBOUNDED, batch_tokens=8192)
     end_tokens: frozenset[int] = frozenset()
     pieces: Sequence[bytes] = (b" token",)
@@ -115,6 +116,7 @@ class StandInHandle:
     """Implements ``models.engine_supervisor.EngineHandle`` for it, in this process."""
 
     life = None
+    run_ahead = None
     pid = os.getpid()
 
     def load(self, *_how: object) -> StandInEngine:

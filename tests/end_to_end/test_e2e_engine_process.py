@@ -177,30 +177,37 @@ import itertools, os, signal, sys
 from umaserve import cli
 from umaserve.remote.channel import Channel, Kind
 from umaserve.remote.process import EngineProcess
+from umaserve.remote.run_ahead import RunAhead
 
 lives = itertools.chain([30], range(14, 34), itertools.repeat(10**9))
-begin, send = EngineProcess.__init__, Channel.send
+begin, send, grant = EngineProcess.__init__, Channel.send, RunAhead.grant
 
 def faulty_begin(self, *arguments):
     begin(self, *arguments)
     self.calls_left = next(lives)
-    for channel in self._channels:
-        channel.process = self
+    for end in (*self._channels, self.run_ahead):
+        end.process = self
 
-def faulty_send(self, kind, *content, **others):
-    process = self.process
-    process.calls_left -= kind is Kind.CALL
-    dies = kind is Kind.CALL and process.calls_left == 0
+def deadly(process, call):
+    process.calls_left -= 1
+    dies = process.calls_left == 0
     if dies and process.pid % 2:
         os.kill(process.pid, signal.SIGKILL)
-    send(self, kind, *content, **others)
+    result = call()
     if dies and process.pid % 2 == 0:
         os.kill(process.pid, signal.SIGKILL)
+    return result
+
+def faulty_send(self, kind, *content, **others):
+    call = lambda: send(self, kind, *content, **others)
+    return deadly(self.process, call) if kind is Kind.CALL else call()
 
 EngineProcess.__init__, Channel.send = faulty_begin, faulty_send
+RunAhead.grant = lambda self, *granted: deadly(self.process, lambda: grant(self, *granted))
 sys.exit(cli.main(sys.argv[1:]))
 """
-"""The daemon, whose engines are killed at a call each: the second one at its first, the third one at its second, …"""
+"""The daemon, whose engines are killed at a call or a granted tick each: the second one at its first, the third one at
+its second, …"""
 
 
 def test_wherever_the_engine_is_killed_nobody_loses_a_token(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from umaserve.sessions.kv_operations import Release
 from umaserve.settings.daemon import Config
 
 TICKS = 24
-BOUNDS = {1: (80, 72, 2), 16: (520, 408, 2)}
-"""By the number of streams: calls in Python, in C and into the kernel of the thread that computes. Measured: (76, 69,
-2) and (511, 399, 2)."""
+BOUNDS = {1: (79, 66, 2), 16: (474, 342, 2)}
+"""By the number of streams: calls in Python, in C and into the kernel of the thread that computes. Measured: (75, 63,
+2) and (465, 333, 2)."""
 
 
 @pytest.fixture(scope="module")

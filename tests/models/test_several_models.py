@@ -57,6 +57,8 @@ class ClosableEngine(StandInEngine):
 class StandInHandle:
     """Implements ``models.engine_supervisor.EngineHandle``, in a box with only so much memory."""
 
+    run_ahead = None
+
     def __init__(self, box: Box, spec: ModelSpec) -> None:
         self.pid = next(box.pids)
         self.spec = spec

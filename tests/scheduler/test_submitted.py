@@ -87,3 +87,17 @@ def test_a_change_holds_from_the_token_after_its_acknowledgement() -> None:
     assert len(stream.tokens) <= 20
     world.finish()
     assert stream.text == stream.expected
+
+
+def test_a_result_that_comes_before_that_of_the_tick_before_waits_for_it() -> None:
+    world, stream = world_with_stream()
+    made = len(stream.session.generated)
+    jobs = [world.compute.jobs.popleft() for _ in range(2)]
+    results = [job() for job, _done in jobs]
+    (_, first_done), (_, second_done) = jobs
+    second_done(results[1])
+    assert len(stream.session.generated) == made
+    first_done(results[0])
+    assert len(stream.session.generated) == made + 2
+    world.finish()
+    assert stream.text == stream.expected

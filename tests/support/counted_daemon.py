@@ -22,13 +22,14 @@ from clock import Clock
 from frames import uds_frame
 from remote_engine import serving
 from standin import StandInEngine
-from work_counter import CallCounter, Calls, TappedSocket, count_threads, frame_sizes, mean
+from work_counter import CallCounter, Calls, TappedSocket, frame_sizes, mean
 
 from umaserve.daemon import server
 from umaserve.net.loop import Loop
 from umaserve.remote.channel import Channel
 from umaserve.remote.client import RemoteEngine
 from umaserve.remote.process import THREADS, End
+from umaserve.remote.run_ahead import Granted, RunAhead
 from umaserve.sessions.engine_api import Allowance, Outcome, Tick, TickResult
 from umaserve.settings.addresses import parse_address
 from umaserve.settings.daemon import Config
@@ -51,13 +52,12 @@ class Work(NamedTuple):
 
     loop: Calls
     """Of the loop's thread, from a tick's end to the next one, with the tokens' delivery."""
-    compute: Calls
-    """Of the thread that calls the engine."""
     calls: float
     """Frames to the engine."""
+    grants: float
+    """Bytes that let it run a tick ahead."""
     answers: float
     """Frames from the engine."""
-    call_bytes: float
     answer_bytes: float
     client_bytes: float
     """What each client gets."""
@@ -99,17 +99,21 @@ class Handle:
 
     def __init__(self, engine: CountingEngine) -> None:
         self._engine = engine
+        ours, theirs = socket.socketpair()
+        self.granting = TappedSocket(theirs)
+        """The engine's end, which gets the grants of ticks."""
+        self.run_ahead = RunAhead(ours, self.granting)
         self.ends: list[TappedSocket] = []
-        """The engine's."""
+        """The engine's ends of the others, which get calls."""
 
     def load(self, config: Config, allowance: Allowance, progress: Callable[[float], bool]) -> RemoteEngine:
-        served, channels = serving(self._engine), []
+        served, channels = serving(self._engine, granted=Granted(self.granting)), []
         for _ in range(THREADS):
             ours, theirs = socket.socketpair()
             channels.append(Channel(ours))
             self.ends.append(TappedSocket(theirs))
             threading.Thread(target=served.serve, args=(Channel(self.ends[-1]),), daemon=True).start()
-        return RemoteEngine(channels, config, None, allowance, progress)
+        return RemoteEngine(channels, config, None, allowance, progress, run_ahead=self.run_ahead)
 
     def kill(self) -> None:
         raise AssertionError("it returns from all calls")
@@ -176,14 +180,11 @@ class CountedDaemon:
         self._handle = Handle(self._engine)
         self._clock = Clock()
         self._loop_calls = CallCounter(server.Server._turn.__code__)
-        self._compute_calls = CallCounter(RemoteEngine.run.__code__)
         self._streams = streams
         config = Config(socket=os.path.join(folder, "uma.sock"), http="127.0.0.1:0", memory_reserve=0, threads=1)
-        count_threads({"compute": self._compute_calls})
         # The loop's threads and timers are made with its clock.
         with mock.patch.object(server, "Loop", functools.partial(Loop, self._clock)):
             self._server = server.Server(Catalogue(ModelSpec("stand-in", config)), lambda _spec: self._handle)
-        threading.setprofile(None)
         self._open = functools.partial(client, self._server, config)
 
     def run(self) -> None:
@@ -222,7 +223,7 @@ class CountedDaemon:
             client.read()
 
     def _counted(self, clients: list[Client]) -> Work:
-        ends = self._handle.ends
+        ends = [self._handle.granting, *self._handle.ends]
         for client in clients:
             client.bytes = client.tokens = 0
         for end in ends:
@@ -242,7 +243,7 @@ class CountedDaemon:
 
     def _work(self, clients: list[Client]) -> Work:
         calls = frame_sizes(end.received for end in self._handle.ends)
-        answers = frame_sizes(end.sent for end in self._handle.ends)
+        answers = frame_sizes([self._handle.granting.sent])
         sys.setprofile(self._loop_calls)
         self._turn()
         sys.setprofile(None)
@@ -250,10 +251,9 @@ class CountedDaemon:
         assert len(turns) >= TICKS
         return Work(
             mean(turns),
-            mean(self._compute_calls.rounds[-TICKS:]),
             len(calls) / TICKS,
+            len(self._handle.granting.received) / TICKS,
             len(answers) / TICKS,
-            sum(calls) / TICKS,
             sum(answers) / TICKS,
             sum(client.bytes for client in clients) / TICKS / len(clients),
         )

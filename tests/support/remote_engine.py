@@ -7,6 +7,7 @@ import threading
 
 from umaserve.remote.channel import Channel
 from umaserve.remote.client import RemoteEngine
+from umaserve.remote.run_ahead import Granted
 from umaserve.remote.server import Server
 from umaserve.sessions.engine_api import Allowance, Engine
 from umaserve.settings.daemon import Config
@@ -28,5 +29,5 @@ def remote_engine(
     return RemoteEngine(channels, Config(), None, ALLOWANCE, lambda _fraction: True)
 
 
-def serving(engine: Engine, voice: Voice | None = None) -> Server:
-    return Server(lambda *_how: (engine, voice))
+def serving(engine: Engine, voice: Voice | None = None, granted: Granted | None = None) -> Server:
+    return Server(lambda *_how: (engine, voice), granted)

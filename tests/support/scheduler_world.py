@@ -8,7 +8,7 @@ from typing import Any
 
 from clock import Clock
 from remote_engine import remote_engine
-from standin import DEFAULT_MAX_TOKENS, StandInEngine, SteppedWorker, answer
+from standin import DEFAULT_MAX_TOKENS, StandInEngine, StandInRunAhead, SteppedWorker, answer
 
 from umaserve.core.commands import Modify, Pause, Resume
 from umaserve.core.errors import Fault, RequestError
@@ -123,6 +123,7 @@ class SchedulerWorld:
         def start() -> None:
             self.engine = StandInEngine(**capacity)
             self.compute, self.preparing, self.disk = SteppedWorker(), SteppedWorker(), SteppedWorker()
+            self.engine.run_ahead = StandInRunAhead(self.engine, self.compute)
             self.scheduler = Scheduler(
                 self.sessions,
                 remote_engine(self.engine) if remote else self.engine,

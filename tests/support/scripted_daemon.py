@@ -165,6 +165,7 @@ class ScriptedEngine:
     """Implements ``sessions.engine_api.Engine`` by a script."""
 
     name = "scripted"
+    run_ahead = None
     end_tokens = frozenset({END})
     pieces: Sequence[bytes] = PIECES
 
@@ -295,6 +296,7 @@ class ScriptedHandle:
     """Implements ``models.engine_supervisor.EngineHandle`` for it, in this process."""
 
     life = None
+    run_ahead = None
     pid = os.getpid()
 
     def __init__(self, script: Script) -> None:

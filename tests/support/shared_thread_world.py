@@ -8,7 +8,7 @@ from typing import Any
 
 from clock import Clock
 from scheduler_world import ORIGIN, Client
-from standin import StandInEngine, SteppedWorker
+from standin import StandInEngine, StandInRunAhead, SteppedWorker
 
 from umaserve.core.commands import Pause
 from umaserve.core.requests import Generate
@@ -71,6 +71,7 @@ class Model:
         parts: int,
     ) -> None:
         self.engine = TimedEngine(clock, cost, prompts_apart=prompts_apart, parts=parts)
+        self.engine.run_ahead = StandInRunAhead(self.engine, compute)
         self.clients: list[Client] = []
         self.preparing = SteppedWorker()
         self._clock = clock

@@ -30,6 +30,7 @@ from umaserve.core.queries import (
     Tokenized,
 )
 from umaserve.core.requests import ChatTurn, Generate, Infill, MixedText, TokenIds
+from umaserve.remote.run_ahead import next_tick
 from umaserve.sessions.engine_api import (
     Adapters,
     Capacity,
@@ -222,6 +223,8 @@ class StandInEngine:
     ``embed``.
     """
 
+    run_ahead: StandInRunAhead | None = None
+
     def __init__(
         self,
         *,
@@ -264,6 +267,8 @@ class StandInEngine:
         self.pieces = PIECES
         self.memory = StandInMemory(self.capacity)
         self.ticks: list[Tick] = []
+        self.result: TickResult | None = None
+        """Result of the last of them; ``None`` if it has failed."""
         self.chunks: dict[tuple[str, str], StandInChunk] = {}
         """By tenant and data."""
         self.failures: deque[Outcome | type[EngineFailure] | None] = deque()
@@ -435,6 +440,11 @@ class StandInEngine:
 
     def run(self, tick: Tick) -> TickResult:
         self.ticks.append(tick)
+        self.result = None
+        self.result = self._run(tick)
+        return self.result
+
+    def _run(self, tick: Tick) -> TickResult:
         self.memory.move(tick.kv_operations)
         self._check(tick)
         failure = self.failures.popleft() if tick.runs and self.failures else None
@@ -597,6 +607,31 @@ class SteppedWorker:
         except Exception as error:
             result = error
         done(result)
+
+
+class StandInRunAhead:
+    """Implements ``sessions.engine_api.RunAhead``: the ticks that were granted are jobs of ``worker``."""
+
+    def __init__(self, engine: StandInEngine, worker: SteppedWorker) -> None:
+        self._engine = engine
+        self._worker = worker
+
+    def grant(self, before: Tick, done: Callable[[TickResult | BaseException | None], None]) -> bool:
+        self._worker.submit(lambda: self._run(before), done)
+        self._latest = self._worker.jobs[-1]
+        return True
+
+    def take_back(self) -> bool:
+        if self._latest not in self._worker.jobs:
+            return False
+        self._worker.jobs.remove(self._latest)
+        return True
+
+    def _run(self, before: Tick) -> TickResult | None:
+        tick, result = self._engine.ticks[-1], self._engine.result
+        assert tick.number == before.number, "granted behind another tick"
+        following = next_tick(tick, result, self._engine.end_tokens)
+        return None if following is None else self._engine.run(following)
 
 
 class StandInVoice:

@@ -6,10 +6,8 @@ import io
 import select
 import socket
 import struct
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from sys import setprofile
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -77,11 +75,6 @@ def _is_system_call(called: Any) -> bool:
     return isinstance(called.__self__, _IN_KERNEL) or called.__module__ == "posix"
 
 
-def count_threads(counters: dict[str, CallCounter]) -> None:
-    """Have each thread of one of these names, if it starts from now on, count its calls."""
-    threading.setprofile(lambda *_event: setprofile(counters.get(threading.current_thread().name)))
-
-
 def mean(rounds: Sequence[Calls]) -> Calls:
     """Of one round."""
     return Calls(*(sum(each) / len(rounds) for each in zip(*rounds, strict=True)))
@@ -98,9 +91,10 @@ class TappedSocket(socket.socket):
         self.sent += data
         super().sendall(data, *flags)
 
-    def recv(self, *size: int) -> bytes:
-        data = super().recv(*size)
-        self.received += data
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        data = super().recv(size, flags)
+        if not flags & socket.MSG_PEEK:
+            self.received += data
         return data
 
 

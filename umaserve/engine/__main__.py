@@ -19,6 +19,7 @@ from umaserve.engine.llama.model import find
 from umaserve.engine.template.rendering import RENDERER
 from umaserve.engine.tts.llama_voice import LlamaVoice
 from umaserve.remote.channel import Channel
+from umaserve.remote.run_ahead import Granted
 from umaserve.remote.server import Server
 from umaserve.sessions.engine_api import Allowance
 from umaserve.settings.daemon import Config
@@ -77,10 +78,10 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(threads.SWITCH_S)
-    life, loading, *ends = [socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:]]
+    life, ahead, loading, *ends = [socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:]]
     # It is ready by the time that the model is.
     RENDERER.start()
-    server = Server(functools.partial(_load, LastWords(life)))
+    server = Server(functools.partial(_load, LastWords(life)), Granted(ahead))
 
     def serve(channel: Channel) -> None:
         server.serve(channel)

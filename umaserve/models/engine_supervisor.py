@@ -11,6 +11,7 @@ from typing import Protocol
 from umaserve.core.errors import ConfigError
 from umaserve.net.loop import READ, Loop
 from umaserve.remote.process import End
+from umaserve.remote.run_ahead import RunAhead
 from umaserve.sessions.engine_api import Allowance, Engine, EngineLost
 from umaserve.settings.daemon import Config
 from umaserve.settings.models import ModelSpec
@@ -36,6 +37,10 @@ class EngineHandle(Protocol):
     @property
     def life(self) -> socket.socket | None:
         """Socket that is readable once the engine has ended; ``None`` if it ends with this process."""
+
+    @property
+    def run_ahead(self) -> RunAhead | None:
+        """Results of ticks that the engine runs ahead."""
 
     def load(self, config: Config, allowance: Allowance, progress: Callable[[float], bool]) -> LoadedEngine:
         """Load the model: once, on a thread of its own. ``progress`` takes how much is loaded, from 0 to 1, and says
@@ -124,18 +129,26 @@ class EngineSupervisor:
         self._thread.submit(lambda: handle.load(self._spec.config, allowance, on_progress), on_loaded)
 
     def _watch(self, handle: EngineHandle) -> None:
+        if handle.run_ahead is not None:
+            self._loop.set_interest(handle.run_ahead.socket, READ, handle.run_ahead.receive)
         life = handle.life
         if life is None:
             return
 
         def on_end(_events: int) -> None:
-            self._loop.set_interest(life, 0, on_end)
+            self._unwatch(handle)
             end = handle.end()
             handle.close()
             self._handle = self._engine = None
             self._ended(end)
 
         self._loop.set_interest(life, READ, on_end)
+
+    def _unwatch(self, handle: EngineHandle) -> None:
+        ahead = None if handle.run_ahead is None else handle.run_ahead.socket
+        for watched in (handle.life, ahead):
+            if watched is not None:
+                self._loop.set_interest(watched, 0, lambda _events: None)
 
     def kill(self) -> None:
         """Kill the engine, which does not return from a call. One that is no process of its own stays."""
@@ -148,8 +161,7 @@ class EngineSupervisor:
         assert handle is not None
         assert engine is not None
         assert self._thread is not None
-        if handle.life is not None:
-            self._loop.set_interest(handle.life, 0, lambda _events: None)
+        self._unwatch(handle)
         self._engine = None
 
         def close() -> None:

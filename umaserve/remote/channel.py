@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from umaserve.remote import frames
 from umaserve.remote.frames import Frame, Incoming
+from umaserve.remote.values import Malformed
 
 
 class Kind(enum.StrEnum):
@@ -34,6 +35,10 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+
+    def fileno(self) -> int:
+        """Descriptor of the socket, for ``poll``."""
+        return self._socket.fileno()
 
     def limit(self, seconds: float) -> None:
         """Count the other end as gone if it takes longer than this to send or to take anything."""
@@ -58,6 +63,8 @@ class Channel:
             if not data:
                 raise Lost("it has closed the connection")
             if (frame := incoming.add(data)) is not None:
+                if incoming.more:
+                    raise Malformed("bytes behind a frame that nobody has asked for")
                 return frame
 
     def close(self) -> None:

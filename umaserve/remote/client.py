@@ -17,6 +17,7 @@ from umaserve.core.requests import Generate
 from umaserve.remote.channel import Channel, Kind, Lost
 from umaserve.remote.failures import FAILURES, CallbackFailed, error_of
 from umaserve.remote.frames import TooLarge
+from umaserve.remote.run_ahead import RunAhead
 from umaserve.remote.server import Ask, calls
 from umaserve.remote.values import Coder, Malformed, Tail
 from umaserve.sessions.engine_api import (
@@ -68,9 +69,11 @@ class RemoteEngine:
         allowance: Allowance,
         progress: Ask,
         speaker: Samples | None = None,
+        run_ahead: RunAhead | None = None,
     ) -> None:
         """Have the model loaded, and the voice of ``tts_model``, whose default speaker is ``speaker``. Raises
         ``ModelError``. ``progress`` is as in ``models.engine_supervisor.EngineHandle``."""
+        self.run_ahead = run_ahead
         self._channels = channels
         self._unused = list(reversed(channels))
         self._mine = threading.local()
@@ -82,6 +85,8 @@ class RemoteEngine:
         # The process that reads model files has no business with relays, and their secret.
         without_secret = replace(config, relay=(), worker_secret="")
         loaded = self._call("load", __version__, without_secret, chat_template, speaker, allowance, ask=progress)
+        if run_ahead is not None:
+            run_ahead.read_by(self._calls["run_next"].result, self.close)
         self.capacity = loaded.capacity
         self.end_tokens: frozenset[int] = loaded.end_tokens
         self.pieces: Sequence[bytes] = loaded.pieces

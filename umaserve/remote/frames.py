@@ -38,7 +38,7 @@ def encode(head: Sequence[object], tail: Sequence[bytes | memoryview] = ()) -> b
 
 
 class Incoming:
-    """One frame that comes in pieces. There is never more than one: each waits for the answer to the one before it."""
+    """Frames that come in pieces."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -49,8 +49,13 @@ class Incoming:
         """How many bytes to read next at most."""
         return _CHUNK if self._length is None else max(_CHUNK, min(self._length - len(self._data), 1 << 20))
 
+    @property
+    def more(self) -> bool:
+        """Whether bytes of another frame have come."""
+        return bool(self._data)
+
     def add(self, data: bytes) -> Frame | None:
-        """The frame, if it is complete; raises ``Malformed``."""
+        """The first frame, if it is complete; raises ``Malformed``."""
         self._data += data
         if len(self._data) < _LENGTHS.size:
             return None
@@ -60,9 +65,10 @@ class Incoming:
         self._length = _LENGTHS.size + head + tail
         if len(self._data) < self._length:
             return None
-        if len(self._data) > self._length:
-            raise Malformed("bytes behind a frame that nobody has asked for")
-        view = memoryview(self._data)[_LENGTHS.size :]
+        # Mostly nothing is behind it, and a large one is not copied.
+        rest = self._data[self._length :]
+        view = memoryview(self._data)[_LENGTHS.size : self._length]
+        self._data, self._length = rest, None
         try:
             parsed = orjson.loads(view[:head])
         except orjson.JSONDecodeError as error:

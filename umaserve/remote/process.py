@@ -13,6 +13,7 @@ from typing import NamedTuple
 from umaserve.core.errors import ModelError
 from umaserve.remote.channel import Channel
 from umaserve.remote.client import RemoteEngine
+from umaserve.remote.run_ahead import RunAhead
 from umaserve.remote.voice import RemoteVoice
 from umaserve.sessions.engine_api import Allowance, EngineLost
 from umaserve.settings.daemon import Config
@@ -64,17 +65,19 @@ class EngineProcess:
         with contextlib.ExitStack() as failed, contextlib.ExitStack() as started:
             try:
                 pairs = []
-                for _ in range(1 + THREADS):
+                for _ in range(2 + THREADS):
                     our_end, their_end = socket.socketpair()
                     pairs.append((failed.enter_context(our_end), started.enter_context(their_end)))
                 theirs = [their_end.fileno() for _, their_end in pairs]
+                ahead_theirs = failed.enter_context(pairs[1][1].dup())
                 self._process = program.start(PROGRAM, *map(str, theirs), pass_fds=theirs, variables=_HUGE_PAGES)
             except OSError as error:
                 # Mostly no descriptor is left, or no process.
                 raise EngineLost(f"the engine's process can't be started: {error.strerror}") from None
             failed.pop_all()
-        (self.life, *ours) = (our_end for our_end, _ in pairs)
+        (self.life, ahead, *ours) = (our_end for our_end, _ in pairs)
         """Socket that is readable once the process has ended, or says its last words."""
+        self.run_ahead = RunAhead(ahead, ahead_theirs)
         self._channels = [Channel(our_end) for our_end in ours]
         self._killed_for_memory = killed_for_memory()
         self._hung = False
@@ -87,7 +90,9 @@ class EngineProcess:
         """Load the model, as ``models.engine_supervisor.EngineHandle.load``."""
         speaker = None if self._voice is None else self._voice.own
         try:
-            engine = RemoteEngine(self._channels, config, self._chat_template, allowance, progress, speaker)
+            engine = RemoteEngine(
+                self._channels, config, self._chat_template, allowance, progress, speaker, self.run_ahead
+            )
         except EngineLost:
             raise _not_loaded(self.end(), config) from None
         # What it was loading.
@@ -139,6 +144,7 @@ class EngineProcess:
             channel.close()
         self.end()
         self.life.close()
+        self.run_ahead.close()
         for channel in self._channels:
             channel.free()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import threading
@@ -18,6 +19,7 @@ from umaserve.core.requests import Generate
 from umaserve.remote.channel import Channel, Kind, Lost
 from umaserve.remote.failures import FAILURES, REQUEST_ERRORS, CallbackFailed, failure_of
 from umaserve.remote.frames import Frame
+from umaserve.remote.run_ahead import Granted
 from umaserve.remote.sounds import SAMPLES, SOUND
 from umaserve.remote.values import Codec, Coder, Malformed, Tail
 from umaserve.sessions.engine_api import (
@@ -65,8 +67,9 @@ class Calls:
     """Methods that the daemon may call, each on the thread that does this kind of work. The annotations say what
     crosses."""
 
-    def __init__(self, load: LoadEngine) -> None:
+    def __init__(self, load: LoadEngine, granted: Granted | None) -> None:
         self._load = load
+        self._granted = granted
         self._engine: Engine
         self._voice: Voice | None = None
 
@@ -134,7 +137,18 @@ class Calls:
         self._engine.shed()
 
     def run(self, tick: Tick) -> TickResult:
-        return self._engine.run(tick)
+        if self._granted is None or not tick.runs:
+            return self._engine.run(tick)
+        self._granted.begins(tick)
+        result = self._engine.run(tick)
+        self._granted.ended(result)
+        return result
+
+    def run_next(self) -> TickResult | None:
+        """Run the tick behind the last one, which the daemon has granted; ``None`` if it can't be run."""
+        assert self._granted is not None
+        tick = self._granted.next_tick(self._engine.end_tokens)
+        return None if tick is None else self.run(tick)
 
     def look(self) -> Listing:
         set_own_niceness(DISK_NICE)
@@ -213,9 +227,13 @@ class RefTable:
 class Server:
     """Serves the daemon's threads, each by a thread of its own, which is named after its first call."""
 
-    def __init__(self, load: LoadEngine) -> None:
+    def __init__(self, load: LoadEngine, granted: Granted | None = None) -> None:
+        """``granted``: the ticks that may run ahead, where any may."""
         self.lent = lent = RefTable()
-        self._calls = Calls(load)
+        self._calls = Calls(load, granted)
+        self._granted = granted
+        self._ticking: Channel | None = None
+        """Channel of the thread that runs ticks."""
         self._signatures = calls(
             Coder(lambda prepared, _: lent.add(prepared), lambda number, _: lent[number].sampler),
             Coder(lambda prepared, _: lent.add(prepared), lambda number, _: lent[number]),
@@ -227,9 +245,18 @@ class Server:
         try:
             self._begin(channel)
             while True:
-                self._do(channel, channel.receive())
+                self._do(channel, self._receive(channel))
         except Lost:
             return
+
+    def _receive(self, channel: Channel) -> Frame:
+        """Receive the next frame. On the thread for them, ticks that the daemon has granted run until it comes."""
+        while self._granted is not None and channel is self._ticking and self._granted.comes_next(channel):
+            self._run_next(self._granted)
+        return channel.receive()
+
+    def _run_next(self, granted: Granted) -> None:
+        self._answer(granted.answers, self._signatures["run_next"].result, self._calls.run_next)
 
     def load(self, channel: Channel) -> None:
         """Serve the first call, which loads the model, and no other: the thread is to end then
@@ -250,22 +277,29 @@ class Server:
             self.lent.take_back(number, times)
         call = self._signatures[name]
         arguments = call.arguments.read(written, Tail(frame.tail))
+        if name == "run" and arguments[0].runs:
+            self._ticking = channel
         asks = {"ask": lambda number: self._ask(channel, number)} if call.asks else {}
+        self._answer(channel, call.result, functools.partial(getattr(self._calls, name), *arguments, **asks))
+
+    def _answer(self, channel: Channel, coder: Coder, call: Callable[[], Any]) -> None:
         tail: list[bytes | memoryview] = []
         try:
-            result = getattr(self._calls, name)(*arguments, **asks)
-            channel.send(Kind.DONE, call.result.write(result, tail), tail=tail)
+            channel.send(Kind.DONE, coder.write(call(), tail), tail=tail)
         except Lost:
             raise
         except Exception as error:
             failure = failure_of(error)
             if not isinstance(error, RequestError | ModelError | CallbackFailed):
-                log.exception("%s failed", name)
+                log.exception("a call of the daemon failed")
             tail = []
             channel.send(Kind.FAILED, FAILURES.write(failure, tail), tail=tail)
 
     def _ask(self, channel: Channel, number: float) -> bool:
         channel.send(Kind.ASK, number)
+        # One tick in each pause, or the call would not get on.
+        if self._granted is not None and channel is self._ticking and self._granted.take():
+            self._run_next(self._granted)
         while (frame := channel.receive()).head[0] != Kind.TELL:
             self._do(channel, frame)
         _kind, answer = frame.head

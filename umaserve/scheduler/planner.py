@@ -63,6 +63,8 @@ class Planner:
         self._neighbours = neighbours
         self._ngrams = NgramCaches()
         self._last_adapters: Adapters = ()
+        self._number = 0
+        """Number of the latest tick."""
         self._prefilled_at = -math.inf
         """When the latest tick with prompt tokens was planned."""
         self._moving = MovingCost(capacity)
@@ -117,7 +119,11 @@ class Planner:
             return None
         if self._readiness.to_encode or self._slots.kv_operations:
             return None
-        return next_work(work) if all(map(_continues, work.sessions)) else None
+        if not all(map(_continues, work.sessions)):
+            return None
+        following = next_work(work)
+        self._number = following.tick.number
+        return following
 
     def forget_ngrams(self) -> None:
         """Drop the texts of earlier requests: memory is short."""
@@ -359,10 +365,17 @@ class Planner:
                 # None where it computes again what was told.
                 scored += max(0, end + 1 - session.scored)
             prompts.append((session, end))
-        kv_operations = self._slots.take_kv_operations()
-        apart = self._capacity.prompts_apart
+        self._number += 1
         return make_work(
-            snapshot, the_plan, streams, prompts, kv_operations, threads, prompts_apart=apart, scored_rows=scored
+            snapshot,
+            the_plan,
+            streams,
+            prompts,
+            self._slots.take_kv_operations(),
+            threads,
+            number=self._number,
+            prompts_apart=self._capacity.prompts_apart,
+            scored_rows=scored,
         )
 
     def _planned_s(self, work: Work, cost: Cost) -> float:

@@ -107,6 +107,8 @@ class Scheduler:
         self._trials = CrashIsolation(sessions, suspects)
         self._submitted: deque[Submitted] = deque()
         """The tick that runs, and perhaps the one after it."""
+        self._early: tuple[Submitted, TickResult | BaseException | None] | None = None
+        """Tick whose result has come before that of the one before it."""
         self._planned_at = 0
         """``SessionManager.version`` when the latest tick was planned."""
 
@@ -253,31 +255,45 @@ class Scheduler:
         tick = work.tick
         if not tick.runs and not tick.kv_operations:
             return
-        self._run(Submitted(work))
+        submitted = Submitted(work)
+        self._planned_at = self._sessions.version
+        self._submitted.append(submitted)
+        thread = self._aside if work.aside else self._compute
+        thread.submit(lambda: submitted.run(self._engine), lambda result: self._finished(submitted, result))
 
     def _submit_after(self, running: Submitted) -> None:
         running.continued = True
+        ahead = self._engine.run_ahead
         # A stop string may end a stream in the meantime: its next token is then computed in vain, and must not stay.
-        if self._engine.capacity.takes_back and not self.trying:
-            work = self._planning.after(running.work, self._governor.cost, self._governor.threads)
-            if work is not None:
-                self._run(Submitted(work, running))
-
-    def _run(self, submitted: Submitted) -> None:
-        self._planned_at = self._sessions.version
-        self._submitted.append(submitted)
-        thread = self._aside if submitted.work.aside else self._compute
-        thread.submit(lambda: submitted.run(self._engine), lambda result: self._finished(submitted, result))
+        if ahead is None or not self._engine.capacity.takes_back or self.trying:
+            return
+        work = self._planning.after(running.work, self._governor.cost, self._governor.threads)
+        if work is None:
+            return
+        following = Submitted(work, ahead)
+        if ahead.grant(running.work.tick, lambda result: self._finished(following, result)):
+            self._planned_at = self._sessions.version
+            self._submitted.append(following)
 
     # -- a finished tick -----------------------------------------------------------------------------------------
 
     def _finished(self, submitted: Submitted, result: TickResult | BaseException | None) -> None:
-        if result is None:
-            if submitted in self._submitted:
-                self._submitted.remove(submitted)
-                self.pump()
+        if submitted in self._submitted and submitted is not self._submitted[0]:
+            # The result of the tick before comes through a thread.
+            self._early = submitted, result
             return
+        self._take(submitted, result)
+        if self._early is not None:
+            early, self._early = self._early, None
+            self._take(*early)
+
+    def _take(self, submitted: Submitted, result: TickResult | BaseException | None) -> None:
         self._submitted.remove(submitted)
+        if result is None:
+            self.pump()
+            return
+        for following in self._submitted:
+            following.begins()
         work = submitted.work
         if isinstance(result, BaseException):
             log.error("a tick failed: requests %s", _ids(work.sessions), exc_info=result)

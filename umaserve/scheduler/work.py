@@ -50,11 +50,13 @@ def make_work(
     kv_operations: Sequence[KVOperation],
     threads: int,
     *,
+    number: int,
     prompts_apart: bool,
     scored_rows: int = 0,
 ) -> Work:
     """The tick of ``plan``, which was made of ``snapshot``. ``streams``: each with its number of draft tokens;
-    ``prompts``: each, in its slot, with the end of what is computed of it, ``scored_rows`` with log-probabilities."""
+    ``prompts``: each, in its slot, with the end of what is computed of it, ``scored_rows`` with log-probabilities.
+    ``number``: as ``Tick.number``."""
     sessions: list[Session] = []
     runs: list[Run] = []
     drafts: list[Draft] = []
@@ -70,7 +72,7 @@ def make_work(
         runs += pieces
     decoding = {id_ for id_, _ in plan.decode}
     return Work(
-        tick=Tick(kv_operations, runs, threads, plan.adapters, drafts),
+        tick=Tick(kv_operations, runs, threads, plan.adapters, drafts, number),
         sessions=sessions,
         decode_rows=sum([1 + draft_tokens for session, draft_tokens in streams if not session.is_late]),
         prefill_rows=sum([len(run.tokens) for run in runs[len(streams) :]]),
@@ -91,7 +93,8 @@ def next_work(work: Work) -> Work:
     """The tick after ``work``, which decodes streams only: each with the token that ``work`` samples."""
     before = work.tick
     runs = [Run(run.slot, run.start + 1, TO_COME, run.sampler, run.logprobs) for run in before.runs]
-    return replace(work, tick=Tick((), runs, before.threads, before.adapters), cached=work.cached + len(runs))
+    tick = Tick((), runs, before.threads, before.adapters, number=before.number + 1)
+    return replace(work, tick=tick, cached=work.cached + len(runs))
 
 
 def sequence(session: Session) -> Sequence[int]:

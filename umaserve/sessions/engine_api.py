@@ -135,6 +135,8 @@ class Tick:
     adapters: Adapters = ()
     """Adapters used by all runs."""
     drafts: Sequence[Draft] = ()
+    number: int = 0
+    """Number of the tick. The one behind it, where that can be run ahead (``RunAhead``), has the next one."""
 
 
 class Outcome(enum.Enum):
@@ -289,6 +291,17 @@ class EngineLost(Exception):
     """The engine is gone, or no longer trusted: no call to it will be answered."""
 
 
+class RunAhead(Protocol):
+    """Has an engine run the tick behind one (``sessions.next_tick``) by itself. Belongs to the loop's thread."""
+
+    def grant(self, before: Tick, done: Callable[[TickResult | BaseException | None], None]) -> bool:
+        """Have the tick behind ``before`` run; returns whether that is possible. ``before`` runs or will run, and is
+        the last tick that was submitted. ``done`` is called with the result, ``None`` if the tick can't be run."""
+
+    def take_back(self) -> bool:
+        """Take back the last grant; returns whether that tick has not begun. Its ``done`` is then never called."""
+
+
 class Engine(Protocol):
     """Interface that the scheduler needs of an engine. ``run``, ``encode``, ``embed`` and ``shed`` are called on the
     compute thread, ``prepare``, ``prepare_choice`` and ``answer`` on preparing threads (of a few tokens to
@@ -297,6 +310,10 @@ class Engine(Protocol):
 
     @property
     def capacity(self) -> Capacity: ...
+
+    @property
+    def run_ahead(self) -> RunAhead | None:
+        """Runs ticks behind others; ``None``: this engine doesn't."""
 
     @property
     def end_tokens(self) -> frozenset[int]:

@@ -15,7 +15,7 @@ from umaserve.core.requests import Sampling
 from umaserve.engine.sampling.candidates import Candidates, Left, Logits
 from umaserve.engine.sampling.chain import DrySamplers, draws, first_cut, new_chain, window
 from umaserve.engine.sampling.constraint import Constraint
-from umaserve.engine.sampling.steps import Step
+from umaserve.engine.sampling.steps import EndedStep, Step
 from umaserve.engine.sampling.thinking import AfterThoughts, Thinking
 
 
@@ -67,7 +67,7 @@ class Sampler:
         """How many of the last tokens the samplers see."""
         self._chain = new_chain(n_vocab, sampling, dry)
         self._draws = draws(sampling)
-        self.step: Step | None = None
+        self.step: Step | EndedStep | None = None
         """Step that samples the next token, until that is taken."""
         self.was_late = False
         """Whether a tick did not wait for its token to the end."""

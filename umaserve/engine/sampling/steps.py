@@ -72,6 +72,22 @@ class Step:
             return taken, ended
 
 
+class EndedStep:
+    """A step that has ended: what no grammar holds is sampled at once."""
+
+    __slots__ = ("_error", "_sampled")
+
+    def __init__(self, sampled: list[Sampled], error: Exception | None) -> None:
+        self._sampled = sampled
+        self._error = error
+
+    def take(self) -> tuple[list[Sampled], bool]:
+        """Take what was sampled, as ``Step.take``."""
+        if self._error is not None:
+            raise self._error
+        return self._sampled, True
+
+
 class StepThread:
     """Runs steps in order. A thread that is still busy with one when the tick goes on is left to it, and another takes
     its place."""

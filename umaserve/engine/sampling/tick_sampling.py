@@ -10,7 +10,7 @@ from umaserve.engine.llama.model import Model
 from umaserve.engine.sampling.candidates import Candidates, Logits
 from umaserve.engine.sampling.logprobs import Scores, scores_after, scores_of_prompt
 from umaserve.engine.sampling.sampler import Sampler
-from umaserve.engine.sampling.steps import Sampled, Step, StepThread
+from umaserve.engine.sampling.steps import EndedStep, Sampled, Step, StepThread
 from umaserve.sessions.engine_api import Run, Scoring
 
 MIN_WAIT_S = 0.005
@@ -35,7 +35,7 @@ class TickSampling:
         """Sample what no grammar holds, and begin with the rest; returns the steps of that. ``logits``: a row for each
         run with a sampler, and one more for each of its draft tokens; one for each token of a ``Scoring``."""
         rows = iter(logits)
-        held: list[Sampler] = []
+        held: list[tuple[bool, Step]] = []
         for run in runs:
             if run.sampler is None:
                 if isinstance(run.logprobs, Scoring):
@@ -47,29 +47,30 @@ class TickSampling:
             of_run = [next(rows) for _ in range(1 + run.draft_tokens)]
             # It may have lost its slot while a step was late: the token of that step comes next.
             if sampler.step is None:
-                sample, is_last = functools.partial(self._sample, run), functools.partial(self._is_last, run)
                 if sampler.constraint is None:
-                    sampler.step = Step(of_run, sample, is_last)
-                    sampler.step.run(self._candidates)
-                else:
-                    # The next decode overwrites the rows.
-                    copies = [row.copy() for row in of_run]
-                    sampler.step = Step(copies, sample, is_last, sampler.constraint.field)
-                    held.append(sampler)
-        held.sort(key=lambda sampler: sampler.was_late)
-        steps = [sampler.step for sampler in held if sampler.step is not None]
-        if steps:
-            self._thread.begin(steps)
+                    sampler.step = self._sample_at_once(run, of_run)
+                    continue
+                # The next decode overwrites the rows.
+                copies = [row.copy() for row in of_run]
+                sample, is_last = functools.partial(self._sample, run), functools.partial(self._is_last, run)
+                sampler.step = step = Step(copies, sample, is_last, sampler.constraint.field)
+                held.append((sampler.was_late, step))
+        if not held:
+            return []
+        held.sort(key=lambda one: one[0])
+        steps = [step for _was_late, step in held]
+        self._thread.begin(steps)
         return steps
 
     def wait(self, begun: Sequence[Step], decode_s: float) -> None:
         """Wait for the steps that this tick has begun; ``decode_s``: how long its decodes took."""
-        self._thread.wait(begun, max(MIN_WAIT_S, decode_s))
+        if begun:
+            self._thread.wait(begun, max(MIN_WAIT_S, decode_s))
 
     def wait_for_late(self, runs: Sequence[Run]) -> None:
         """Wait for the steps that ticks before have begun; this one has decoded nothing."""
         steps = (_sampler_of(run).step for run in runs if run.sampler is not None)
-        self._thread.wait([step for step in steps if step is not None], IDLE_WAIT_S)
+        self._thread.wait([step for step in steps if isinstance(step, Step)], IDLE_WAIT_S)
 
     def take(self, run: Run) -> tuple[list[Sampled], bool]:
         """Take the tokens of ``run``, as ``Step.take``: the accepted draft tokens and, if that is all, the token after
@@ -89,6 +90,17 @@ class TickSampling:
 
     def close(self) -> None:
         self._thread.close()
+
+    def _sample_at_once(self, run: Run, rows: Sequence[Logits]) -> EndedStep:
+        sampled: list[Sampled] = []
+        try:
+            for row, logits in enumerate(rows):
+                sampled.append(self._sample(run, logits, self._candidates))
+                if self._is_last(run, row, sampled[-1][0]):
+                    break
+        except Exception as error:
+            return EndedStep([], error)
+        return EndedStep(sampled, None)
 
     def _sample(self, run: Run, logits: Logits, candidates: Candidates) -> Sampled:
         """The next token; raises ``RequestError`` as ``Sampler.sample``."""
