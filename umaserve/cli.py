@@ -321,7 +321,7 @@ def _write(text: str) -> None:
 
 def _chat(arguments: Sequence[str]) -> int:
     # Imported here: no other command needs numpy.
-    from umaserve.commands import chat as chat_cli
+    from umaserve.commands.chat import chat as chat_cli
 
     parser = Parser("umaserve chat", description=chat_cli.DESCRIPTION)
     return chat_cli.run(parser, arguments, _write)

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from umaserve.cli import main
-from umaserve.commands import chat as chat_cli
-from umaserve.commands import chat_media
-from umaserve.commands.chat_input import COMMANDS, ChatError, Conversation, Message, questions
-from umaserve.commands.chat_media import FileError
-from umaserve.commands.chat_speech import SpeechFile
-from umaserve.commands.chat_status import Status
+from umaserve.commands.chat import chat as chat_cli
+from umaserve.commands.chat import media
+from umaserve.commands.chat.input import COMMANDS, ChatError, Conversation, Message, questions
+from umaserve.commands.chat.media import FileError
+from umaserve.commands.chat.speech import SpeechFile
+from umaserve.commands.chat.status import Status
 
 
 class Terminal(io.StringIO):
@@ -47,7 +47,7 @@ class Typed(io.StringIO):
 def test_an_image_and_a_film_go_as_they_are(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"\x00any bytes\xff")
-    assert chat_media.item(kind, str(path)) == {"type": kind, "data": base64.b64encode(path.read_bytes()).decode()}
+    assert media.item(kind, str(path)) == {"type": kind, "data": base64.b64encode(path.read_bytes()).decode()}
 
 
 def test_a_sound_goes_as_float32_of_16_khz(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_sound_goes_as_float32_of_16_khz(tmp_path: Path) -> None:
         file.setsampwidth(2)
         file.setframerate(8000)
         file.writeframes(np.full(8000, 1 << 14, "<i2").tobytes())
-    item = chat_media.item("audio", str(path))
+    item = media.item("audio", str(path))
     samples = np.frombuffer(base64.b64decode(item.pop("data")), "<f4")
     assert item == {"type": "audio", "sample_rate": 16_000}
     assert len(samples) == pytest.approx(16_000, abs=2)
@@ -66,7 +66,7 @@ def test_a_sound_goes_as_float32_of_16_khz(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_sent_is_named_and_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_media, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(media, "MAX_BYTES", 1 << 20)
     for name, size in (("empty", 0), ("large", (1 << 20) + 1), ("largest", 1 << 20)):
         (tmp_path / name).write_bytes(bytes(size))
     for name, said in (
@@ -76,18 +76,18 @@ def test_a_file_that_cannot_be_sent_is_named_and_told_why(tmp_path: Path, monkey
         ("large", "has more than 1 MiB, the most that a daemon accepts"),
     ):
         with pytest.raises(FileError) as caught:
-            chat_media.item("image", str(tmp_path / name))
+            media.item("image", str(tmp_path / name))
         assert str(caught.value).startswith(f"{tmp_path / name}: {said}")
     with pytest.raises(FileError, match="no such file"):
-        chat_media.item("image", "a\0b")
-    assert chat_media.item("image", str(tmp_path / "largest"))
+        media.item("image", "a\0b")
+    assert media.item("image", str(tmp_path / "largest"))
 
 
 def test_a_sound_that_is_none_is_told(tmp_path: Path) -> None:
     path = tmp_path / "a.mp3"
     path.write_bytes(b"no sound at all")
     with pytest.raises(FileError, match=r"a\.mp3: "):
-        chat_media.sound(str(path))
+        media.sound(str(path))
 
 
 def samples(path: Path) -> bytes:
@@ -310,7 +310,7 @@ def asked(
             raise failure
 
     monkeypatch.setattr("sys.stdin", Typed("One?\nTwo?\n", watched))
-    monkeypatch.setattr("umaserve.commands.chat._ask", ask)
+    monkeypatch.setattr("umaserve.commands.chat.chat._ask", ask)
     return chat_cli.run(argparse.ArgumentParser(), [], lambda text: print(text, end="")), requests
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from umaserve.commands.chat_tools import Approvals
+from umaserve.commands.chat.tools import Approvals
 
 
 @pytest.mark.parametrize(

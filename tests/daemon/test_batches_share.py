@@ -16,7 +16,7 @@ from clock import Clock
 from umaserve.daemon.batches.batches import AT_ONCE, Batches
 from umaserve.daemon.batches.line_request import Answer, LineRequest
 from umaserve.daemon.services import Services
-from umaserve.daemon.store import Store
+from umaserve.daemon.store.store import Store
 from umaserve.dialects.batches.lines import ENDPOINTS, Line
 from umaserve.dialects.batches.stored_batch import StoredBatch
 from umaserve.settings.daemon import Config

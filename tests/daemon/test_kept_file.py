@@ -16,7 +16,7 @@ import pytest
 from clock import Clock
 
 from umaserve.core.errors import ConfigError, RequestError
-from umaserve.daemon.kept_file import NAME, KeptFile
+from umaserve.daemon.store.kept_file import NAME, KeptFile
 from umaserve.dialects.responses.kept import AllKept, StoredConversation, StoredResponse
 from umaserve.dialects.responses.kept_rows import rows_of
 

@@ -11,9 +11,9 @@ import pytest
 from clock import Clock
 
 from umaserve.core.errors import ConfigError, RequestError
-from umaserve.daemon.file_folder import NAME, PIECE_BYTES
-from umaserve.daemon.kept_files import KeptFiles
-from umaserve.daemon.store import Store
+from umaserve.daemon.store.file_folder import NAME, PIECE_BYTES
+from umaserve.daemon.store.kept_files import KeptFiles
+from umaserve.daemon.store.store import Store
 from umaserve.dialects.batches.stored_file import StoredFile
 from umaserve.settings.daemon import Config
 from umaserve.wire.multipart import Part, write_form

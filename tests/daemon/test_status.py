@@ -36,7 +36,7 @@ from umaserve.sessions.waiting import Why
 from umaserve.settings.daemon import SETTINGS
 
 if TYPE_CHECKING:
-    from umaserve.daemon.kept_files import KeptFiles
+    from umaserve.daemon.store.kept_files import KeptFiles
 
 ALICE = Caller("openai", "ip:192.0.2.1", "alice")
 PROMPT = "a secret between them"

@@ -36,7 +36,7 @@ from umaserve.core.events import (
     Waiting,
 )
 from umaserve.core.requests import Attachment, Audio, ChatTurn, Generate, Image, Media, Sampling, Speaking, Video
-from umaserve.daemon.relay_backend import DaemonBackend
+from umaserve.daemon.relays.relay_backend import DaemonBackend
 from umaserve.dialects.chat import conversation as chat
 from umaserve.dialects.chat.conversation import OURS, ChatDialect
 from umaserve.dialects.chat.request import SYSTEM_PROMPTS

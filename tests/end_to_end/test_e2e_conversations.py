@@ -12,7 +12,7 @@ import pytest
 from daemon import Daemon
 
 from umaserve.access.keys import KeyFile
-from umaserve.daemon.kept_file import NAME
+from umaserve.daemon.store.kept_file import NAME
 
 FIRST, SECOND = "Name three colours.", "And a fourth?"
 Client = Callable[[Daemon, str], openai.OpenAI]

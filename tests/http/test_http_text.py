@@ -15,7 +15,7 @@ from umaserve.core.errors import Fault, RequestError
 from umaserve.core.events import CacheMiss, Finished, FinishReason, Placed, Prefilled, Started, Token, Usage
 from umaserve.core.requests import Priority
 from umaserve.daemon.http.exchange import PING_S
-from umaserve.daemon.relay_backend import DaemonBackend
+from umaserve.daemon.relays.relay_backend import DaemonBackend
 from umaserve.dialects.http import miss_header
 from umaserve.wire.relay_messages import Request
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from http_world import CONFIG, HttpWorld, last_words, upgraded
 
-from umaserve.daemon import relay_realtime
-from umaserve.daemon.relay_realtime import RelayedSession
+from umaserve.daemon.relays import relay_realtime
+from umaserve.daemon.relays.relay_realtime import RelayedSession
 from umaserve.dialects.realtime.session import RealtimeSession
 from umaserve.dialects.realtime.sound_formats import Samples
 from umaserve.sessions.caller import Caller

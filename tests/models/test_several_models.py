@@ -25,7 +25,7 @@ from umaserve.core.exposition import MODEL_HELP, MODEL_STATES
 from umaserve.core.metrics import ServingMetrics
 from umaserve.core.queries import Tokenize
 from umaserve.core.requests import Generate
-from umaserve.daemon.http.text_exchange import TextExchange
+from umaserve.daemon.http.exchanges.text_exchange import TextExchange
 from umaserve.dialects.http import ErrorReply
 from umaserve.models import model_host, model_loading
 from umaserve.models import registry as models_module

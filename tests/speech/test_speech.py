@@ -26,7 +26,7 @@ from routes import facts
 from standin import SteppedWorker
 
 from umaserve.daemon.exchange import Exchange
-from umaserve.daemon.http.new_exchange import new_exchange
+from umaserve.daemon.http.exchanges.new_exchange import new_exchange
 from umaserve.dialects.openai.routes import DIALECT as OPENAI
 from umaserve.media import sound_decoder
 from umaserve.media.sound_encoder import SoundEncoder

@@ -17,7 +17,7 @@ from umaserve.daemon.detached import Detached
 from umaserve.daemon.kept_streams import KeptStreams
 from umaserve.daemon.model_downloads import ModelDownloads
 from umaserve.daemon.services import Services
-from umaserve.daemon.store import Store
+from umaserve.daemon.store.store import Store
 from umaserve.daemon.turn_detection import TurnDetection
 from umaserve.net.input_budget import InputBudget
 from umaserve.scheduler.questions import Question, Questions

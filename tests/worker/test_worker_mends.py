@@ -12,9 +12,9 @@ from worker_wire import BackendPeer, LoopThread, Server
 from world import DaemonWorld
 
 from umaserve.core.events import Finished, FinishReason, Prefilled, Token, Usage
-from umaserve.daemon import relay_backend
 from umaserve.daemon.connection import Connection
-from umaserve.daemon.relay_backend import DaemonBackend
+from umaserve.daemon.relays import relay_backend
+from umaserve.daemon.relays.relay_backend import DaemonBackend
 from umaserve.dialects.generate.conversation import GenerateDialect
 from umaserve.settings.daemon import Config
 from umaserve.wire.fields import MAX_VALUES

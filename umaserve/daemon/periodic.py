@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from umaserve.daemon.store import Store
+from umaserve.daemon.store.store import Store
 from umaserve.models.catalogue_watch import CatalogueWatch
 from umaserve.models.registry import Models
 from umaserve.net.loop import Loop

@@ -29,10 +29,10 @@ from umaserve.daemon.kept_streams import KeptStreams
 from umaserve.daemon.listeners import Listeners
 from umaserve.daemon.model_downloads import ModelDownloads
 from umaserve.daemon.periodic import start_periodic
-from umaserve.daemon.relay_links import DaemonLinks
+from umaserve.daemon.relays.relay_links import DaemonLinks
 from umaserve.daemon.services import Services
 from umaserve.daemon.shutdown import Shutdown
-from umaserve.daemon.store import Store
+from umaserve.daemon.store.store import Store
 from umaserve.daemon.turn_detection import TurnDetection
 from umaserve.daemon.vllm_metrics import use_of, vllm_metrics
 from umaserve.daemon.voices import Voices

@@ -7,7 +7,7 @@ import time
 
 from umaserve.core.errors import shutting_down
 from umaserve.daemon.listeners import Listeners
-from umaserve.daemon.relay_links import DaemonLinks
+from umaserve.daemon.relays.relay_links import DaemonLinks
 from umaserve.daemon.services import Services
 from umaserve.net.timers import Timer
 from umaserve.system import systemd

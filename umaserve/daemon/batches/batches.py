@@ -13,8 +13,8 @@ from umaserve.daemon.batches.line_request import Answer, LineRequest
 from umaserve.daemon.batches.running_batch import RunningBatch
 from umaserve.daemon.batches.work import Sizes, Work
 from umaserve.daemon.http.routes import DIALECTS, Routes
-from umaserve.daemon.kept_files import KeptFiles
 from umaserve.daemon.services import Services
+from umaserve.daemon.store.kept_files import KeptFiles
 from umaserve.dialects.batches.lines import Line
 from umaserve.dialects.batches.stored_batch import StoredBatch
 from umaserve.dialects.batches.stored_file import OUTPUT

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from umaserve.core.errors import Fault, RequestError
-from umaserve.daemon.http.new_exchange import new_exchange
+from umaserve.daemon.http.exchanges.new_exchange import new_exchange
 from umaserve.daemon.http.routes import Found, max_body_bytes
 from umaserve.daemon.services import Services
 from umaserve.dialects.batches.lines import Line, check_alone

@@ -9,16 +9,16 @@ from dataclasses import replace
 from umaserve.access.client_secrets import ClientSecret
 from umaserve.access.gate import REALTIME_SUBPROTOCOL, SUBPROTOCOL, Gate, check_form, check_json
 from umaserve.core.errors import RequestError
-from umaserve.daemon.http.file_exchange import Download, keep_upload
+from umaserve.daemon.http.exchanges.file_exchange import Download, keep_upload
+from umaserve.daemon.http.exchanges.new_exchange import new_exchange
+from umaserve.daemon.http.exchanges.text_exchange import TextExchange
 from umaserve.daemon.http.later_page import LaterReply
 from umaserve.daemon.http.model_stream import ModelStream
-from umaserve.daemon.http.new_exchange import new_exchange
 from umaserve.daemon.http.pages import own_pages
 from umaserve.daemon.http.resuming import ResumableConnection
 from umaserve.daemon.http.routes import DIALECTS, Found, Routes, max_body_bytes
 from umaserve.daemon.http.status import Box
 from umaserve.daemon.http.status_stream import StatusStream
-from umaserve.daemon.http.text_exchange import TextExchange
 from umaserve.daemon.http.websocket import WebSocketConnection
 from umaserve.daemon.services import Services
 from umaserve.dialects import sse

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import orjson
 
-from umaserve.commands.chat_input import ChatError, Conversation, Message
-from umaserve.commands.chat_status import Status
+from umaserve.commands.chat.input import ChatError, Conversation, Message
+from umaserve.commands.chat.mcp_servers import Servers
+from umaserve.commands.chat.status import Status
 from umaserve.commands.http_call import CallError, events
-from umaserve.commands.mcp_servers import Servers
 from umaserve.system.terminal import escaped
 
 MAX_ROUNDS = 16

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import orjson
 
-from umaserve.commands import chat_media
 from umaserve.commands.answering_model import another_model
-from umaserve.commands.chat_input import ChatError, Conversation, Message, questions
-from umaserve.commands.chat_media import FileError
-from umaserve.commands.chat_speech import SpeechFile
-from umaserve.commands.chat_status import Status
-from umaserve.commands.chat_tools import Approvals, turn_with_tools
+from umaserve.commands.chat import media
+from umaserve.commands.chat.input import ChatError, Conversation, Message, questions
+from umaserve.commands.chat.mcp_servers import Servers, connected, read_servers
+from umaserve.commands.chat.media import FileError
+from umaserve.commands.chat.speech import SpeechFile
+from umaserve.commands.chat.status import Status
+from umaserve.commands.chat.tools import Approvals, turn_with_tools
 from umaserve.commands.http_call import DEFAULT_URL, CallError, call
-from umaserve.commands.mcp_servers import Servers, connected, read_servers
 from umaserve.net.tls import client_context
 from umaserve.system.terminal import escaped
 from umaserve.wire.pcm import pcm16
@@ -62,7 +62,7 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
     parser.add_argument("--key", help="API key, if the daemon has --api-keys")
     parser.add_argument("--model", metavar="NAME", help="the model that answers (default: the daemon's default one)")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the first question")
-    for kind in chat_media.KINDS:
+    for kind in media.KINDS:
         # One list, so that the files keep the order of their flags.
         parser.add_argument(
             f"--{kind}", dest="files", action="append", default=[], metavar="FILE",
@@ -87,7 +87,7 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
         parser.error("--allow: expected --mcp FILE too, which has the tool")
     conversation = Conversation(options.model, options.system)
     try:
-        conversation.attached += [chat_media.item(*file) for file in options.files]
+        conversation.attached += [media.item(*file) for file in options.files]
         tts = _tts(options)
         with contextlib.ExitStack() as stack:
             speech = stack.enter_context(SpeechFile(options.speak)) if options.speak else None
@@ -158,7 +158,7 @@ def _tts(options: argparse.Namespace) -> Message | None:
         return None
     if not options.voice:
         return {"mode": "audio_assistant"}
-    return {"mode": "voice_cloning", "ref_audio_data": chat_media.sound(options.voice)}
+    return {"mode": "voice_cloning", "ref_audio_data": media.sound(options.voice)}
 
 
 def _content(prompt: str, attached: Sequence[Message]) -> str | list[Message]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from umaserve.core.errors import Fault, RequestError
-from umaserve.daemon.file_folder import FileFolder
+from umaserve.daemon.store.file_folder import FileFolder
 from umaserve.dialects.batches.kept import AllFiles
 from umaserve.dialects.batches.stored_file import INPUT, StoredFile
 

@@ -12,7 +12,7 @@ from umaserve.core.errors import RequestError
 from umaserve.core.requests import Priority
 from umaserve.daemon.connection import Connection
 from umaserve.daemon.exchange import Exchange
-from umaserve.daemon.http.new_exchange import new_exchange
+from umaserve.daemon.http.exchanges.new_exchange import new_exchange
 from umaserve.daemon.http.routes import DIALECTS, Routes, max_body_bytes
 from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
@@ -124,7 +124,7 @@ class DaemonBackend:
 
     def _talk(self, model: str, caller: Caller, errors: ErrorShape, reply: Reply, content: bytes) -> Job | None:
         # Only where it is used.
-        from umaserve.daemon.relay_realtime import RelayedSession
+        from umaserve.daemon.relays.relay_realtime import RelayedSession
         from umaserve.dialects.realtime.session import RealtimeSession
 
         try:

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from umaserve.daemon.kept_file import KeptFile
+from umaserve.daemon.store.kept_file import KeptFile
 from umaserve.dialects.responses.kept import MAX_AGE_S, AllKept
 from umaserve.dialects.responses.kept_rows import rows_of
 from umaserve.settings.daemon import Config
 from umaserve.system.threads import JobThread
 
 if TYPE_CHECKING:
-    from umaserve.daemon.kept_files import KeptFiles
+    from umaserve.daemon.store.kept_files import KeptFiles
 
 
 class Store:
@@ -33,8 +33,8 @@ class Store:
             self._file = KeptFile("", rows_of(kept), wake)
             return
         # Imported only where it is wanted: it takes memory.
-        from umaserve.daemon.file_folder import FileFolder
-        from umaserve.daemon.kept_files import KeptFiles
+        from umaserve.daemon.store.file_folder import FileFolder
+        from umaserve.daemon.store.kept_files import KeptFiles
         from umaserve.dialects.batches.kept import AllFiles
 
         files = AllFiles(now, config.store_bytes, max_age_s)

@@ -8,7 +8,7 @@ import stat
 import wave
 from types import TracebackType
 
-from umaserve.commands.chat_media import FileError
+from umaserve.commands.chat.media import FileError
 from umaserve.wire.pcm import SAMPLE_RATE
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from umaserve.commands.chat_input import ChatError, Message
+from umaserve.commands.chat.input import ChatError, Message
 from umaserve.tool_servers.answers import MAX_TOOLS, text_of, tools_of, why
 from umaserve.wire.fields import kind_of
 

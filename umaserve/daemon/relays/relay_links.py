@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 
-from umaserve.daemon.relay_backend import DaemonBackend
+from umaserve.daemon.relays.relay_backend import DaemonBackend
 from umaserve.daemon.services import Services
 from umaserve.net.loop import Loop
 from umaserve.settings.daemon import Config

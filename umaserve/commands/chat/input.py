@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from umaserve.commands import chat_media
-from umaserve.commands.chat_media import FileError
+from umaserve.commands.chat import media
+from umaserve.commands.chat.media import FileError
 from umaserve.settings.sources import nearest
 
 HINT = """\
@@ -31,7 +31,7 @@ A pasted text of several lines is one question. To type one, begin and end it wi
 To send a line that begins with /, put a space before it.
 '''
 QUOTES = '"""'
-COMMANDS = (*(f"/{kind}" for kind in chat_media.KINDS), "/model", "/system", "/clear", "/bye", "/help")
+COMMANDS = (*(f"/{kind}" for kind in media.KINDS), "/model", "/system", "/clear", "/bye", "/help")
 
 Message = dict[str, Any]
 
@@ -126,7 +126,7 @@ def _obey(conversation: Conversation, command: str, argument: str) -> None:
             conversation.model = argument or None
         case "/system":
             conversation.system = argument or None
-        case _ if command.removeprefix("/") in chat_media.KINDS:
+        case _ if command.removeprefix("/") in media.KINDS:
             conversation.attached.append(_attachment(command, argument))
         case _:
             hint = nearest(command, COMMANDS)
@@ -142,4 +142,4 @@ def _attachment(command: str, path: str) -> Message:
     # Terminals put quotes around a file that is dragged into them.
     if len(path) > 1 and path[0] == path[-1] and path[0] in "'\"":
         path = path[1:-1]
-    return chat_media.item(command.removeprefix("/"), os.path.expanduser(path))
+    return media.item(command.removeprefix("/"), os.path.expanduser(path))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from umaserve.daemon.http.exchange import Responder
-from umaserve.daemon.http.kept_exchange import KeptExchange
-from umaserve.daemon.http.question_exchange import QuestionExchange
-from umaserve.daemon.http.speech_exchange import SpeechExchange
-from umaserve.daemon.http.text_exchange import TextExchange
-from umaserve.daemon.http.tool_exchange import ToolExchange
+from umaserve.daemon.http.exchanges.kept_exchange import KeptExchange
+from umaserve.daemon.http.exchanges.question_exchange import QuestionExchange
+from umaserve.daemon.http.exchanges.speech_exchange import SpeechExchange
+from umaserve.daemon.http.exchanges.text_exchange import TextExchange
+from umaserve.daemon.http.exchanges.tool_exchange import ToolExchange
 from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import ErrorShape

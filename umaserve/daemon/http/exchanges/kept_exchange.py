@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from umaserve.core.errors import Fault, RequestError
-from umaserve.daemon.http.tool_exchange import ToolExchange
+from umaserve.daemon.http.exchanges.tool_exchange import ToolExchange
 from umaserve.dialects.http import KeptBody
 
 

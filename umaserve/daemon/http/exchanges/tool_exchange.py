@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from umaserve.core.errors import ModelAwaited, RequestError
 from umaserve.core.requests import Generate
 from umaserve.core.server_tools import CallResult
-from umaserve.daemon.http.text_exchange import TextExchange
+from umaserve.daemon.http.exchanges.text_exchange import TextExchange
 from umaserve.dialects.http import CallingBody
 from umaserve.dialects.parameters import with_headers
 

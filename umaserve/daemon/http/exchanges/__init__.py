@@ -1,0 +1,1 @@
+"""Requests over HTTP until their end, by what is answered."""

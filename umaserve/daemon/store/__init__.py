@@ -1,0 +1,1 @@
+"""Responses, conversations, files and batches on disk (``--store``)."""
