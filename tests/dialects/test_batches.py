@@ -174,9 +174,9 @@ def test_a_row_of_a_bad_id_or_name_is_refused():
         row | {"metadata": {"a": 5}},
         {},
     ):
-        with pytest.raises(ValueError, match=r"it is no batch|is none|not a valid Status"):
+        with pytest.raises(ValueError, match=r"it is not a batch|is invalid|not a valid Status"):
             batch_of(BATCH_ID, json.dumps(bad).encode())
-    with pytest.raises(ValueError, match="it is no batch"):
+    with pytest.raises(ValueError, match="it is not a batch"):
         batch_of("batch_../x", json.dumps(row).encode())
 
 

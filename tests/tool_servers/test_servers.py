@@ -175,7 +175,7 @@ def test_what_can_not_be_understood_changes_nothing(
     world.call()
     with caplog.at_level(logging.ERROR):
         world.process.says(said)
-    assert "what can't be understood" in caplog.text
+    assert "sent an invalid message" in caplog.text
     assert (len(world.tools()), world.results) == (1, [])
 
 

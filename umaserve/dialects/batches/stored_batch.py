@@ -161,7 +161,7 @@ def batch_of(batch_id: str, content: bytes) -> StoredBatch:
                     problems=[_problem(one) for one in problems],
                     files=frozenset(shown),
                 )
-    raise ValueError("it is no batch")
+    raise ValueError("it is not a batch")
 
 
 def _problem(values: object) -> Problem:
