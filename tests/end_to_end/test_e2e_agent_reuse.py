@@ -7,6 +7,7 @@ like, which share nothing with it.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -146,7 +147,11 @@ def converse(daemon: Daemon, api: Api, numbers: Sequence[int]) -> list[Cached]:
     return told
 
 
-@pytest.fixture(scope="module", params=["default", WINDOWED, RECURRENT])
+CASES = [("default", "chat"), *itertools.product([WINDOWED, RECURRENT], APIS)]
+"""By model and API. The default model computes for a minute, and what it reuses does not depend on the API."""
+
+
+@pytest.fixture(scope="module")
 def flags(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Two places for four requests at once, and KV cells for hardly more than the conversation."""
     model = []
@@ -157,7 +162,7 @@ def flags(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return ["--http", "127.0.0.1:0", "--parallel", "2", "--n-ctx", n_ctx, "--no-speculation", *model]
 
 
-@pytest.mark.parametrize("name", APIS)
+@pytest.mark.parametrize(("flags", "name"), CASES, indirect=["flags"])
 def test_later_requests_of_an_agent_are_cached_beside_others_and_after_a_restart(
     own_daemon: Callable[..., Daemon], flags: list[str], tmp_path: Path, name: str
 ) -> None:
