@@ -451,7 +451,7 @@ def test_who_leaves_while_a_model_loads_leaves_nothing_behind(fresh: Daemon) -> 
     wait_for_state(fresh, "twin", "loaded", "unloaded")
     assert fresh.wait_until_quiet()["tokens_generated_total"] < 10
     assert by_openai(fresh, "twin")[0] == "twin"
-    fresh.wait_for(lambda _metrics: descriptors(fresh) == open_before + 7 * (len(engines(fresh)) - 1))
+    fresh.wait_for(lambda _metrics: descriptors(fresh) == open_before + 9 * (len(engines(fresh)) - 1))
 
 
 def test_the_time_for_a_request_is_over_while_its_model_loads(folder: Path, tmp_path: Path) -> None:
