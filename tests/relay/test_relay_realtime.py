@@ -136,7 +136,7 @@ def test_a_session_may_say_more_than_a_response(start: Callable[..., Relay]) -> 
 
 def test_a_microphone_waits_for_its_worker_and_piles_up_nowhere(relay: Relay, worker: Worker) -> None:
     client, _request = opened(relay, worker)
-    packet, n = compact({**APPEND, "audio": "A" * 2**16}), 1024
+    packet, n = compact({**APPEND, "audio": "A" * 2**16}), 512
     speaking = threading.Thread(target=lambda: [client.send(packet) for _ in range(n)], daemon=True)
     speaking.start()
     most = 0
