@@ -270,7 +270,8 @@ class Server:
         """One turn of the loop, phase by phase. A tick computes meanwhile on the engine's threads.
 
         Finished ticks are collected before any client is served, and the next ones submitted before tokens are written:
-        no engine waits for the loop longer than it must.
+        no engine waits for the loop longer than it must. Results of ticks that ran ahead come with the other sockets:
+        the tick behind runs already.
         """
         ready = self._loop.poll()
         self._collect()

@@ -256,7 +256,7 @@ class Server:
         return channel.receive()
 
     def _run_next(self, granted: Granted) -> None:
-        self._answer(granted.answers, self._signatures["run_next"].result, self._calls.run_next)
+        self._answer(granted.answers, "run_next", self._calls.run_next)
 
     def load(self, channel: Channel) -> None:
         """Serve the first call, which loads the model, and no other: the thread is to end then
@@ -280,18 +280,18 @@ class Server:
         if name == "run" and arguments[0].runs:
             self._ticking = channel
         asks = {"ask": lambda number: self._ask(channel, number)} if call.asks else {}
-        self._answer(channel, call.result, functools.partial(getattr(self._calls, name), *arguments, **asks))
+        self._answer(channel, name, functools.partial(getattr(self._calls, name), *arguments, **asks))
 
-    def _answer(self, channel: Channel, coder: Coder, call: Callable[[], Any]) -> None:
+    def _answer(self, channel: Channel, name: str, call: Callable[[], Any]) -> None:
         tail: list[bytes | memoryview] = []
         try:
-            channel.send(Kind.DONE, coder.write(call(), tail), tail=tail)
+            channel.send(Kind.DONE, self._signatures[name].result.write(call(), tail), tail=tail)
         except Lost:
             raise
         except Exception as error:
             failure = failure_of(error)
             if not isinstance(error, RequestError | ModelError | CallbackFailed):
-                log.exception("a call of the daemon failed")
+                log.exception("%s failed", name)
             tail = []
             channel.send(Kind.FAILED, FAILURES.write(failure, tail), tail=tail)
 
