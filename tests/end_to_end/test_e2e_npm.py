@@ -169,3 +169,16 @@ def test_vercels_client(address: str, expected: str, provider: str):
     assert called == {"calls": 1, "results": 1, "text": ""}
     assert (answered["calls"], answered["results"]) == (0, 0)
     assert answered["text"].startswith(RESULT[:2])
+
+
+@pytest.mark.parametrize(
+    ("scenario", "checks"),
+    [("server-initialize", 1), ("ping", 1), ("tools-list", 1), ("dns-rebinding-protection", 2)],
+)
+def test_the_conformance_suite_of_mcp_passes(address: str, scenario: str, checks: int, tmp_path: Path) -> None:
+    """Those of its scenarios that need neither its own tools nor what is not offered: resources, prompts, logging."""
+    program = INSTALLED / "node_modules" / ".bin" / "conformance"
+    command = [program, "server", "--url", f"{address}/mcp", "--scenario", scenario]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=ANSWER_S)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"Passed: {checks}/{checks}, 0 failed" in ended.stdout
