@@ -148,6 +148,12 @@ def turns(browser: Browser) -> list[str]:
     return texts
 
 
+def is_being_written(browser: Browser) -> bool:
+    """Whether the browser keeps an answer that another load of the page can go on with."""
+    written = [turn for each in browser.module(READ_ALL) for turn in each["turns"].values() if "request" in turn]
+    return any(turn["request"]["id"] for turn in written)
+
+
 def titles(browser: Browser) -> list[str]:
     found: list[str] = browser.js(
         "return [...document.querySelectorAll('.conversations .open')].map((one) => one.textContent)"
@@ -393,7 +399,8 @@ def test_an_answer_goes_on_after_a_reload_and_is_then_on_the_server(site: Site):
     site.pc.wait(lambda: marks(site.pc) == ["On the server"])
     [one] = site.listed()
     site.pc.say("Tell a long story.")
-    site.pc.wait(lambda: len(site.pc.text(".turn:last-child .markdown")) > 20)
+    site.pc.wait(lambda: is_being_written(site.pc) and turns(site.pc)[-2] == "Tell a long story.")
+    site.pc.wait(lambda: len(turns(site.pc)[-1]) > 20)
     site.pc.driver.refresh()
     site.pc.wait_for_end()
     site.pc.wait(lambda: len(site.items(one["id"])) == 4 and site.pc.module(READ_ALL) == [])

@@ -112,8 +112,8 @@ export function bothPlaces({ api, browser, running, on, tell }) {
         saving.set(conversation, false);
         if (isServers(conversation.id)) await write(conversation);
         else await moveThere(conversation);
-        if (saving.get(conversation) || running(conversation)) continue;
         await remember(conversation);
+        if (saving.get(conversation) || running(conversation)) continue;
         await browser.remove(conversation.id);
       } while (saving.get(conversation) && !running(conversation));
       note(conversation.id, conversation);
@@ -183,6 +183,8 @@ export function bothPlaces({ api, browser, running, on, tell }) {
 
     /** Promises that it is kept; what is the server's is then brought there. */
     async save(conversation) {
+      // Known before it is kept here: what is kept from now on must stay until it is on the server, too.
+      if (saving.has(conversation)) saving.set(conversation, true);
       await saveHere(conversation);
       if (isServers(conversation.id) || (conversation.wanted && offers())) save(conversation);
     },
