@@ -241,10 +241,27 @@ def test_what_makes_no_sense_is_the_end_of_the_engine(
     """Without a grant, no result is expected at all."""
     world.theirs.sendall(data)
     ended: list[bool] = []
-    world.ahead._on_invalid = lambda: ended.append(True)
+    world.ahead._on_failure = lambda: ended.append(True)
     world.ahead.receive(0)
     assert ended
     assert "has sent an invalid answer" in caplog.text
+
+
+def test_a_result_that_cannot_be_taken_is_the_end_of_the_engine(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Streams would wait for it until the engine counts as stuck."""
+    _, tick = begun(world)
+    ended: list[bool] = []
+    world.ahead._on_failure = lambda: ended.append(True)
+
+    def fail(_result: Result) -> None:
+        raise ZeroDivisionError
+
+    assert world.ahead.grant(tick, fail)
+    world.ahead.socket.settimeout(ANSWER_S)
+    world.ahead.socket.recv(1, socket.MSG_PEEK)
+    world.ahead.receive(0)
+    assert ended
+    assert "internal error while taking the result of a tick" in caplog.text
 
 
 def test_nothing_can_be_granted_to_an_engine_that_is_gone(world: World) -> None:

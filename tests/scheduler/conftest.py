@@ -1,9 +1,30 @@
-"""A scheduler on a stand-in engine."""
+"""A scheduler on a stand-in engine, whose ticks that run ahead are those that a whole plan comes to."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
 from scheduler_world import SchedulerWorld
+
+from umaserve.scheduler.planner import Planner
+from umaserve.scheduler.work import Work
+from umaserve.sessions.cost_model import Cost
+
+_after = Planner.after
+
+
+def _planned_after(planner: Planner, work: Work, cost: Callable[[], Cost], threads: int) -> Work | None:
+    following = _after(planner, work, cost, threads)
+    assert following is None or planner._is_planned_again(work, cost()), "a whole plan comes to another tick"
+    return following
+
+
+@pytest.fixture(scope="session", autouse=True)
+def whole_plans() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Planner, "after", _planned_after)
+        yield
 
 
 @pytest.fixture

@@ -266,7 +266,7 @@ def test_a_background_request_makes_way_and_goes_on_with_what_it_had() -> None:
     hasty = world.arrive("hasty", max_tokens=5)
     world.turn_until(lambda: hasty.text)
     assert (background.session.slot, background.end) == (None, None)
-    assert len(background.session.generated) <= made + 2
+    assert len(background.session.generated) <= made + 3
     world.turn_until(lambda: background.end)
     assert [client.text for client in world.clients] == [client.expected for client in world.clients]
     assert world.scheduler.metrics.recomputed_tokens == 1, "all but the last token was kept"

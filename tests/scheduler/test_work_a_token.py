@@ -14,14 +14,14 @@ SUPPORT = Path(__file__).parent.parent / "support"
 HANGS_S = 300
 
 BOUNDS = {
-    ("uds", 1): ((218, 150, 4), 62, 60),
-    ("uds", 16): ((1106, 920, 19), 152, 60),
-    ("sse", 1): ((235, 161, 4), 62, 228),
-    ("sse", 16): ((1376, 1095, 19), 152, 228),
+    ("uds", 1): ((147, 103, 4), 62, 60),
+    ("uds", 16): ((933, 741, 19), 152, 60),
+    ("sse", 1): ((164, 114, 4), 62, 228),
+    ("sse", 16): ((1203, 916, 19), 152, 228),
 }
 """By the client and the number of streams: calls in Python, in C and into the kernel of the loop's thread; bytes from
-the engine; bytes to each client. Measured: (216.3, 147.9, 4), 59, 59; (1091.1, 905.7, 18.9), 149, 59; and as events
-(233.3, 158.8, 4) and (1361.0, 1080.3, 18.9), with 227 bytes to each client. The margin is less than a call for each of
+the engine; bytes to each client. Measured: (144.6, 101.2, 4), 59, 59; (918.3, 726.0, 18.9), 149, 59; and as events
+(161.5, 112.1, 4) and (1188.2, 900.9, 18.9), with 227 bytes to each client. The margin is less than a call for each of
 16 streams."""
 
 

@@ -274,7 +274,8 @@ class Server:
         the tick behind runs already.
         """
         ready = self._loop.poll()
-        self._collect()
+        if self._loop.woken:
+            self._collect()
         self._loop.serve(ready)  # Accept, read, parse, admit; write to clients that are slow.
         self._loop.run_due()
         self._begin_shutdown()

@@ -317,7 +317,7 @@ class ModelHost:
                 continue
             return
         scheduler = loaded.scheduler
-        if not self.sessions.holds_back:
+        if not self.sessions.holds_back and not self._waiting.nobody:
             if not scheduler.trying:
                 loaded.questions.ask_again(self._waiting.take_questions())
             self._waiting.tell_loaded()

@@ -27,6 +27,11 @@ class Waiting:
         return len(self.questions) + len(self._unread)
 
     @property
+    def nobody(self) -> bool:
+        """Whether nobody waits, nor has."""
+        return not self._questions and not self._unread
+
+    @property
     def questions(self) -> list[Question]:
         """Questions that somebody still wants answered."""
         return [question for question in self._questions if not question.forgotten]

@@ -47,6 +47,8 @@ class Loop:
         """Sockets that the kernel refused to watch, with the wanted events and callback."""
         self._watch_again_at: Timer | None = None
         self._stopped = False
+        self.woken = False
+        """Whether ``wake`` was called before the latest poll ended."""
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -137,7 +139,8 @@ class Loop:
         """Sleep until a socket is ready, a timer is due or ``wake`` was called; returns the ready sockets."""
         ready = self._selector.select(self._timeout())
         # Emptied first: a wake-up that arrives while results are collected must end the next poll.
-        if any(key.fileobj is self._wake_out for key, _ in ready):
+        self.woken = self._wake_out in [key.fileobj for key, _ in ready]
+        if self.woken:
             # What can't be read now ends the next poll too.
             with contextlib.suppress(OSError):
                 self._wake_out.recv(4096)

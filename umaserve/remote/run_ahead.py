@@ -35,12 +35,13 @@ class RunAhead:
         self._theirs = theirs
         self._incoming = Incoming()
         self._coder: Coder
-        self._on_invalid: Callable[[], None]
+        self._on_failure: Callable[[], None]
         self._awaited: deque[Callable[[TickResult | BaseException | None], None]] = deque()
 
-    def read_by(self, coder: Coder, on_invalid: Callable[[], None]) -> None:
-        """``coder``: reads a ``TickResult`` or ``None``. ``on_invalid``: called where something else comes."""
-        self._coder, self._on_invalid = coder, on_invalid
+    def read_by(self, coder: Coder, on_failure: Callable[[], None]) -> None:
+        """``coder``: reads a ``TickResult`` or ``None``. ``on_failure``: called where something else comes, or
+        where a callback raises."""
+        self._coder, self._on_failure = coder, on_failure
 
     def grant(self, before: Tick, done: Callable[[TickResult | BaseException | None], None]) -> bool:
         try:
@@ -69,10 +70,15 @@ class RunAhead:
             results = self._results(data)
         except (Malformed, RecursionError) as error:
             log.error("the engine's process has sent an invalid answer to a tick, and is ended: %s", error)
-            self._on_invalid()
+            self._on_failure()
             return
-        for result in results:
-            self._awaited.popleft()(result)
+        try:
+            for result in results:
+                self._awaited.popleft()(result)
+        except Exception:
+            # Whoever waits for the results knows no longer what the engine has computed.
+            log.exception("internal error while taking the result of a tick: the engine's process is ended")
+            self._on_failure()
 
     def _results(self, data: bytes) -> Sequence[TickResult | BaseException | None]:
         results: list[TickResult | BaseException | None] = []

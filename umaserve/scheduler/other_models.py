@@ -9,7 +9,7 @@ from collections.abc import Callable
 from umaserve.scheduler.policy.snapshot import OtherModelsLoad, Prompt, Snapshot, Stream, is_background
 from umaserve.scheduler.work import Work
 
-_NOTHING = OtherModelsLoad()
+NOTHING = OtherModelsLoad()
 
 
 class OtherModels:
@@ -31,7 +31,7 @@ class OtherModels:
         """Sum of the loads of all others."""
         others = [what for other, what in self._of.items() if other is not who]
         if not others:
-            return _NOTHING
+            return NOTHING
         return OtherModelsLoad(
             decode_s=sum([one.decode_s for one in others]),
             target_s=min([one.target_s for one in others], default=math.inf),

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from umaserve.core.metrics import ServingMetrics
+from umaserve.core.requests import Priority
 from umaserve.kvcache.partitioning import Partitioning
 from umaserve.kvcache.reservations import Reservations
 from umaserve.kvcache.slots import Room, Slots
-from umaserve.scheduler.other_models import OtherModels, seen_elsewhere
+from umaserve.scheduler.other_models import NOTHING, OtherModels, seen_elsewhere
 from umaserve.scheduler.policy.policy import may_start, plan
 from umaserve.scheduler.policy.snapshot import Held, OtherModelsLoad, Plan, Prompt, Snapshot, Stream
 from umaserve.scheduler.prompt_scoring import PromptScoring
@@ -103,19 +104,16 @@ class Planner:
         self._neighbours.tell(self, seen_elsewhere(snapshot, work, self._planned_s(work, cost)))
         return work
 
-    def after(self, work: Work, cost: Cost, threads: int) -> Work | None:
+    def after(self, work: Work, cost: Callable[[], Cost], threads: int) -> Work | None:
         """The tick after ``work``, whose tokens are not known yet: the same streams again, if that is what a plan of
         now comes to, and none of them gets its last token or outgrows its cells; else ``None``."""
         one_token_each = work.decode_rows == len(work.sessions) > 0 == work.prefill_rows
         if not one_token_each or threads != work.tick.threads:
             return None
         # The compute thread has their ticks to do meanwhile, and these would wait for two of this model.
-        if self._neighbours.elsewhere(self) != OtherModelsLoad():
+        if self._neighbours.elsewhere(self) != NOTHING:
             return None
-        if any(holder.state is not State.DECODE for holder in self._slots.holders):
-            return None
-        again = tuple([(session.id, 0) for session in work.sessions])
-        if plan(self._snapshot(cost, self._sessions.running())) != Plan(again, adapters=work.tick.adapters):
+        if not self._is_all(work) and not self._is_planned_again(work, cost()):
             return None
         if self._readiness.to_encode or self._slots.kv_operations:
             return None
@@ -124,6 +122,29 @@ class Planner:
         following = next_work(work)
         self._number = following.tick.number
         return following
+
+    def _is_all(self, work: Work) -> bool:
+        """Whether no other session runs or holds a slot, and each of ``work`` is to get one token a tick: a plan of now
+        is the same again, and need not be made."""
+        if not len(work.sessions) == len(self._slots.holders) == self._sessions.count or self._capacity.drafts:
+            return False
+        return all(map(self._gets_one_token, work.sessions))
+
+    def _gets_one_token(self, session: Session) -> bool:
+        """Whether it gets a token in each tick, and no draft tokens now. Side effect: as ``_stream``."""
+        if session.state is not State.DECODE or session.request.priority is Priority.BACKGROUND:
+            return False
+        session.draft_tokens = ()
+        if session.repetition is not None and session.repetition.draft_tokens(1):
+            return False
+        self._promises.extend(session)
+        return True
+
+    def _is_planned_again(self, work: Work, cost: Cost) -> bool:
+        if any(holder.state is not State.DECODE for holder in self._slots.holders):
+            return False
+        again = tuple([(session.id, 0) for session in work.sessions])
+        return plan(self._snapshot(cost, self._sessions.running())) == Plan(again, adapters=work.tick.adapters)
 
     def forget_ngrams(self) -> None:
         """Drop the texts of earlier requests: memory is short."""

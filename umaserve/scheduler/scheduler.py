@@ -267,7 +267,7 @@ class Scheduler:
         # A stop string may end a stream in the meantime: its next token is then computed in vain, and must not stay.
         if ahead is None or not self._engine.capacity.takes_back or self.trying:
             return
-        work = self._planning.after(running.work, self._governor.cost, self._governor.threads)
+        work = self._planning.after(running.work, lambda: self._governor.cost, self._governor.threads)
         if work is None:
             return
         following = Submitted(work, ahead)
@@ -290,7 +290,7 @@ class Scheduler:
     def _take(self, submitted: Submitted, result: TickResult | BaseException | None) -> None:
         self._submitted.remove(submitted)
         if result is None:
-            self.pump()
+            self._submit()
             return
         for following in self._submitted:
             following.begins()
@@ -307,7 +307,7 @@ class Scheduler:
             log.exception("internal error while applying a tick's result: requests %s", _ids(work.sessions))
             self._results.fail_all(work.sessions)
         self._readiness.between_ticks()
-        self.pump()
+        self._submit()
         # After the next tick was submitted, so that learning does not delay it.
         if work.decode_rows + work.prefill_rows and result.outcome is Outcome.DONE:
             not_drafted = sum(draft.limit for draft in work.tick.drafts) - sum(result.drafted)

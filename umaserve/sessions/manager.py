@@ -312,6 +312,11 @@ class SessionManager:
         """Sessions with a request that has not ended, oldest first."""
         return iter(self._running.values())
 
+    @property
+    def count(self) -> int:
+        """Number of running sessions."""
+        return len(self._running)
+
     def held(self) -> Iterator[Session]:
         """Running sessions that get no tokens for now, the one held longest first."""
         return iter(self._held.values())
