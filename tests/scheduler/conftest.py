@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from scheduler_world import SchedulerWorld
 
 from umaserve.scheduler.planner import Planner
 from umaserve.scheduler.work import Work
-from umaserve.sessions.cost_model import Cost
 
 _after = Planner.after
 
 
-def _planned_after(planner: Planner, work: Work, cost: Callable[[], Cost], threads: int) -> Work | None:
-    following = _after(planner, work, cost, threads)
-    assert following is None or planner._is_planned_again(work, cost()), "a whole plan comes to another tick"
+def _planned_after(planner: Planner, work: Work) -> Work | None:
+    following = _after(planner, work)
+    assert following is None or planner._is_planned_again(work), "a whole plan comes to another tick"
     return following
 
 

@@ -432,18 +432,22 @@ def test_rule_7_a_stream_that_grows_takes_the_places_before_its_own(snapshot: Sn
         assert not waits or len(preempted) == len(order) - 1
 
 
-@given(snapshots())
-def test_rule_8_guesses_are_verified_only_when_no_prompt_is_computed_and_in_time(snapshot: Snapshot) -> None:
-    the_plan = plan(snapshot)
+@given(snapshots(), st.booleans())
+def test_rule_8_guesses_are_verified_only_when_no_prompt_is_computed_and_in_time(
+    snapshot: Snapshot, tries: bool
+) -> None:
+    the_plan = plan(dataclasses.replace(snapshot, tries=tries))
     offered = {stream.id: stream for stream in snapshot.streams}
     n_draft_tokens = rows_of(the_plan) - len(the_plan.decode)
     assert all(draft_tokens <= offered[id_].draft_tokens for id_, draft_tokens in the_plan.decode)
+    # Alone, a stream tries some all the same.
+    tried = tries and len(the_plan.decode) == 1
     if n_draft_tokens:
         assert not the_plan.prefill
+    if n_draft_tokens > tried:
         seconds = snapshot.cost.seconds(rows_of(the_plan), 0, snapshot.cached)
         assert seconds <= HEADROOM * target(decoded(snapshot, the_plan)) * (1 + 1e-9)
-    # Alone, a stream tries one at even odds all the same.
-    if n_draft_tokens > (len(the_plan.decode) == 1 and offered[the_plan.decode[0][0]].acceptance >= 0.5):
+    if n_draft_tokens and not tried:
         right = sum(offered[id_].acceptance ** (1 + n) for id_, count in the_plan.decode for n in range(count))
         tick_s = snapshot.cost.seconds(len(the_plan.decode), 0, snapshot.cached)
         seconds = snapshot.cost.seconds(rows_of(the_plan), 0, snapshot.cached)
@@ -1016,7 +1020,17 @@ GUESSES = {
     "as many as pay": (snapshot([], [GUESSER]), 2),
     "no more than there are": (snapshot([], [GUESSER._replace(draft_tokens=1)]), 1),
     "none that are mostly wrong": (snapshot([], [GUESSER._replace(acceptance=0.4)]), 0),
-    "one at even odds, to learn what it costs": (snapshot([], [GUESSER._replace(acceptance=0.5)]), 1),
+    "none at even odds, which don't pay": (snapshot([], [GUESSER._replace(acceptance=0.5)]), 0),
+    "one at even odds, to learn what it costs": (snapshot([], [GUESSER._replace(acceptance=0.5)], tries=True), 1),
+    "as many as are all right at even odds, to learn what they cost": (
+        snapshot([], [GUESSER._replace(acceptance=0.8)], cost=Cost(0.007, 0.001, 0.001, 0, 0.015), tries=True),
+        3,
+    ),
+    "one even where it seems to take too long": (
+        snapshot([], [GUESSER], cost=Cost(0.007, 0.001, 0.001, 0, 0.15), tries=True),
+        1,
+    ),
+    "as many as pay where ticks mostly take half as long": (snapshot([], [GUESSER], cost=Cost(0.06), caution=2.0), 4),
     "no more than the target allows": (snapshot([], [GUESSER._replace(target_tbt_s=0.013)]), 1),
     "none where a prompt wants the time": (snapshot([prompt(2)], [GUESSER]), 0),
     "all where rows cost nothing": (snapshot([], [GUESSER], cost=Cost(0.01, 0.0, 0.003, 0.0)), 4),
@@ -1034,9 +1048,9 @@ GUESSES = {
         snapshot([], [GUESSER], cost=Cost(0.02, 0.002, 0.003, 0.0), elsewhere=OtherModelsLoad(0.01, 0.1)),
         2,
     ),
-    "few where they don't make up for the second": (
+    "none where they don't make up for the second": (
         snapshot([], [GUESSER._replace(draft_tokens=2)], cost=Cost(0.007, 0.001, 0.001, 0, 0.015)),
-        1,
+        0,
     ),
 }
 

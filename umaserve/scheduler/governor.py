@@ -80,10 +80,17 @@ class ThreadGovernor:
 
     @property
     def cost(self) -> Cost:
-        """Cost of a tick with the present number of threads."""
-        if self.threads == self._max_threads or not self._late[self.threads]:
-            return self._model.cautious
-        return self._reference.times(self._slowness(self.threads))
+        """Cost of a tick with the present number of threads, of which most take less."""
+        return self._model.cautious if self._is_modelled else self._reference.times(self._slowness(self.threads))
+
+    @property
+    def caution(self) -> float:
+        """How many times as much as the usual cost of a tick ``cost`` is."""
+        return self._model.caution if self._is_modelled else 1.0
+
+    @property
+    def _is_modelled(self) -> bool:
+        return self.threads == self._max_threads or not self._late[self.threads]
 
     def threads_for(self, prefills: bool) -> int:
         """The number of threads for the next tick. ``prefills``: whether it has prompt tokens."""

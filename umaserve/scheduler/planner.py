@@ -10,8 +10,9 @@ from umaserve.core.requests import Priority
 from umaserve.kvcache.partitioning import Partitioning
 from umaserve.kvcache.reservations import Reservations
 from umaserve.kvcache.slots import Room, Slots
+from umaserve.scheduler.governor import ThreadGovernor
 from umaserve.scheduler.other_models import NOTHING, OtherModels, seen_elsewhere
-from umaserve.scheduler.policy.policy import may_start, plan
+from umaserve.scheduler.policy.policy import TRY_AGAIN, may_start, plan
 from umaserve.scheduler.policy.snapshot import Held, OtherModelsLoad, Plan, Prompt, Snapshot, Stream
 from umaserve.scheduler.prompt_scoring import PromptScoring
 from umaserve.scheduler.readiness import Readiness, resumes
@@ -51,6 +52,7 @@ class Planner:
         clock: Callable[[], float],
         metrics: ServingMetrics,
         neighbours: OtherModels,
+        governor: ThreadGovernor,
     ) -> None:
         self._slots = slots
         self._readiness = readiness
@@ -62,10 +64,13 @@ class Planner:
         self._targets = targets
         self._now = clock
         self._neighbours = neighbours
+        self._governor = governor
         self._ngrams = NgramCaches()
         self._last_adapters: Adapters = ()
         self._number = 0
         """Number of the latest tick."""
+        self._drafted = -TRY_AGAIN
+        """Number of the latest tick with draft tokens."""
         self._prefilled_at = -math.inf
         """When the latest tick with prompt tokens was planned."""
         self._moving = MovingCost(capacity)
@@ -77,16 +82,16 @@ class Planner:
         self.started: list[Session] = []
         """Sessions that got a slot by the last plan; their reused tokens are known."""
 
-    def next(self, cost: Cost, threads_for: Callable[[bool], int], alone: Session | None = None) -> Work:
-        """The next tick, which may be empty. ``threads_for``: as ``ThreadGovernor``'s. ``alone``: the only session that
-        it may serve, if there is one."""
+    def next(self, alone: Session | None = None) -> Work:
+        """The next tick, which may be empty. ``alone``: the only session that it may serve, if there is one."""
+        governor = self._governor
         self.started, self.gathers = [], False
         self._take_back_slots()
         if self._division.possible and self._divide() and not self._slots.holders:
             # Beside the streams of other models, which it would hold up.
             self._neighbours.tell(self, OtherModelsLoad())
-            return moving(self._slots.take_kv_operations(), threads_for(False))
-        snapshot = self._snapshot(cost, self._sessions.running() if alone is None else [alone])
+            return moving(self._slots.take_kv_operations(), governor.threads_for(False))
+        snapshot = self._snapshot(self._sessions.running() if alone is None else [alone])
         the_plan = plan(snapshot)
         self.gathers = the_plan.gathers
         for id_ in the_plan.preempt:
@@ -98,22 +103,22 @@ class Planner:
         if not snapshot.prompts:
             self._slots.close_gaps([self._sessions.get(id_) for id_, _ in the_plan.decode])
         self._last_adapters = the_plan.adapters
-        work = self._work(snapshot, the_plan, threads_for(bool(the_plan.prefill)))
+        work = self._work(snapshot, the_plan, governor.threads_for(bool(the_plan.prefill)))
         if work.prefill_rows:
             self._prefilled_at = snapshot.now
-        self._neighbours.tell(self, seen_elsewhere(snapshot, work, self._planned_s(work, cost)))
+        self._neighbours.tell(self, seen_elsewhere(snapshot, work, self._planned_s(work, snapshot.cost)))
         return work
 
-    def after(self, work: Work, cost: Callable[[], Cost], threads: int) -> Work | None:
+    def after(self, work: Work) -> Work | None:
         """The tick after ``work``, whose tokens are not known yet: the same streams again, if that is what a plan of
         now comes to, and none of them gets its last token or outgrows its cells; else ``None``."""
         one_token_each = work.decode_rows == len(work.sessions) > 0 == work.prefill_rows
-        if not one_token_each or threads != work.tick.threads:
+        if not one_token_each or self._governor.threads != work.tick.threads:
             return None
         # The compute thread has their ticks to do meanwhile, and these would wait for two of this model.
         if self._neighbours.elsewhere(self) != NOTHING:
             return None
-        if not self._is_all(work) and not self._is_planned_again(work, cost()):
+        if not self._is_all(work) and not self._is_planned_again(work):
             return None
         if self._readiness.to_encode or self._slots.kv_operations:
             return None
@@ -140,11 +145,11 @@ class Planner:
         self._promises.extend(session)
         return True
 
-    def _is_planned_again(self, work: Work, cost: Cost) -> bool:
+    def _is_planned_again(self, work: Work) -> bool:
         if any(holder.state is not State.DECODE for holder in self._slots.holders):
             return False
         again = tuple([(session.id, 0) for session in work.sessions])
-        return plan(self._snapshot(cost, self._sessions.running())) == Plan(again, adapters=work.tick.adapters)
+        return plan(self._snapshot(self._sessions.running())) == Plan(again, adapters=work.tick.adapters)
 
     def forget_ngrams(self) -> None:
         """Drop the texts of earlier requests: memory is short."""
@@ -271,7 +276,7 @@ class Planner:
 
     # -- the snapshot for the policy -----------------------------------------------------------------------------
 
-    def _snapshot(self, cost: Cost, sessions: Iterable[Session]) -> Snapshot:
+    def _snapshot(self, sessions: Iterable[Session]) -> Snapshot:
         streams: list[Stream] = []
         prefill: list[Session] = []
         preparing = 0
@@ -298,10 +303,12 @@ class Planner:
             free_cells=self._slots.free_cells,
             cached=self._slots.visited_cells,
             batch_tokens=self._capacity.batch_tokens,
-            cost=cost,
+            cost=self._governor.cost,
+            caution=self._governor.caution,
             held=held,
             last_adapters=self._last_adapters,
             drafting_s=self._drafting_s,
+            tries=self._number - self._drafted >= TRY_AGAIN,
             preparing=preparing,
             prompts_apart=self._capacity.prompts_apart,
             parted=self._division.parted,
@@ -387,6 +394,8 @@ class Planner:
                 scored += max(0, end + 1 - session.scored)
             prompts.append((session, end))
         self._number += 1
+        if any(draft_tokens for _, draft_tokens in streams):
+            self._drafted = self._number
         return make_work(
             snapshot,
             the_plan,

@@ -138,8 +138,11 @@ class Results:
                 self._end_without_answer(session)
             if late:
                 self._sessions.prompt_done(session)
-        if tokens and (run.draft_tokens or session.draft_tokens):
+        if tokens and run.draft_tokens:
             self._count_draft_tokens(session, run.draft_tokens, accepted, drafted=False)
+        elif tokens and session.draft_tokens and session.repetition is not None:
+            # Whether it would have been right is known without a row for it.
+            session.repetition.acceptance.observe(1, int(tokens[0] == session.draft_tokens[0]))
         for index, token in enumerate(tokens):
             if session.running:
                 self._take(session, token, None if logprobs is None else logprobs[index], now)

@@ -100,7 +100,15 @@ class Scheduler:
             self._slot_files = SlotFiles(engine, disk, slots, self._disk, clock)
         self._readiness = Readiness(sessions, slots, self._disk, targets, clock, shared_prefixes=shared_prefixes)
         self._planning = Planner(
-            sessions, engine.capacity, slots, self._readiness, targets, clock, self.metrics, neighbours or OtherModels()
+            sessions,
+            engine.capacity,
+            slots,
+            self._readiness,
+            targets,
+            clock,
+            self.metrics,
+            neighbours or OtherModels(),
+            self._governor,
         )
         self._results = Results(sessions, engine, self._planning, self.metrics, clock, shared_prefixes=shared_prefixes)
         self._changes = Changes(sessions, engine, self._planning)
@@ -248,7 +256,7 @@ class Scheduler:
 
     def _submit_planned(self) -> None:
         self._changes.apply()
-        work = self._planning.next(self._governor.cost, self._governor.threads_for, self._trials.current)
+        work = self._planning.next(self._trials.current)
         for session in self._planning.started:
             self._results.started(session)
         self._encoding.next(self._readiness.to_encode)
@@ -267,7 +275,7 @@ class Scheduler:
         # A stop string may end a stream in the meantime: its next token is then computed in vain, and must not stay.
         if ahead is None or not self._engine.capacity.takes_back or self.trying:
             return
-        work = self._planning.after(running.work, lambda: self._governor.cost, self._governor.threads)
+        work = self._planning.after(running.work)
         if work is None:
             return
         following = Submitted(work, ahead)

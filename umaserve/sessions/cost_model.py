@@ -156,7 +156,12 @@ class CostModel:
     def cautious(self) -> Cost:
         """``cost`` with a correction and a margin, so that only a ``LATE_SHARE`` of the ticks with prefill exceeds it.
         The latest ticks count most: rows cost less in large batches, and a box's speed changes within a second."""
-        return self.cost.times(self._correction * self._margin)
+        return self.cost.times(self.caution)
+
+    @property
+    def caution(self) -> float:
+        """How many times as much as ``cost`` the ``cautious`` one is."""
+        return self._correction * self._margin
 
     def _correct(self, late: float) -> None:
         """``late``: a tick's duration divided by its prediction."""

@@ -36,7 +36,10 @@ The rules, and why:
    Beside streams, loading the prefix of a prompt that starts, and saving sequences that ended, count as prefill: of the
    prompts that start, all but the first wait for a tick that has time for it.
 8. Draft tokens are verified in ticks without prefill: as many as bring the most tokens a second, by the stream's
-   acceptance. With several streams, they make a tick longer by at most the share ``MAX_SLOWDOWN``.
+   acceptance, in the time that ticks usually take: a rare longer one is made good by its tokens. With several streams,
+   they make a tick longer by at most the share ``MAX_SLOWDOWN``. What rows cost can't be told from ticks of one, nor
+   what many cost from ticks of two: with SmolLM2 on an EPYC without AVX-512, two take twice as long as one, and eight
+   three times. So a stream alone that has had none for ``TRY_AGAIN`` ticks tries as many as are all right at even odds.
 9. Runs with different LoRA adapters can't share a decode: the sets of adapters take turns, one tick each, and equal
    shares of what the decodes of all of them leave of the time between two tokens.
 10. Where prompts are not computed in the decode of the streams and no stream runs, the prompts of a burst start
@@ -77,6 +80,7 @@ MIN_SHARE, MAX_SHARE = 0.15, 0.6
 MAX_SLOWDOWN = 0.25
 IDLE_TICK_S, MAX_IDLE_TICK_S = 0.3, 1.2
 IDLE_SHARE = 0.5
+TRY_AGAIN = 16
 LATE_TICK_S = 0.2
 """For streams and prefill together, where the streams alone miss their target."""
 MIN_ROWS = 16
@@ -288,7 +292,7 @@ def _with_draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: fl
     one_by_one = snapshot.parted and len(streams) > 1
     if one_by_one or snapshot.elsewhere.waits or not any(stream.draft_tokens for stream in streams):
         return tuple([(stream.id, 0) for stream in streams])
-    cost = snapshot.cost
+    cost = snapshot.cost.times(1 / snapshot.caution)
     row_s = max(cost.decode_row_s + cost.attention_s * snapshot.cached / 1000, MIN_TICK_S)
     tick_s = max(cost.seconds(len(streams), 0, snapshot.cached), MIN_TICK_S)
     first_s = cost.several_s if len(streams) == 1 else 0.0
@@ -301,13 +305,19 @@ def _with_draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: fl
         each_s = row_s + snapshot.drafting_s if stream.drafts else row_s
         limit = min(stream.draft_tokens, left_rows, max(0, int(left_s / each_s)))
         draft_tokens = _most_tokens_a_second(limit, stream.acceptance, len(streams), tick_s, first_s, each_s)
-        # A single stream tries one at even odds: nothing else would show what a row costs.
-        if len(streams) == 1 and stream.acceptance >= 0.5:
-            draft_tokens = max(draft_tokens, min(limit, 1))
+        if len(streams) == 1 and snapshot.tries:
+            # One at least: the limit may be wrong, too.
+            tried = min(max(limit, 1), stream.draft_tokens, left_rows, _at_even_odds(stream.acceptance))
+            draft_tokens = max(draft_tokens, tried)
         left_rows -= draft_tokens
         left_s -= draft_tokens * each_s
         decode.append((stream.id, draft_tokens))
     return tuple(decode)
+
+
+def _at_even_odds(acceptance: float) -> int:
+    """The most draft tokens that are all right at even odds."""
+    return int(math.log(0.5) / math.log(min(max(acceptance, MIN_TICK_S), 1 - MIN_TICK_S)))
 
 
 def _most_tokens_a_second(

@@ -115,6 +115,10 @@ class Snapshot:
     """Adapters of the tick before."""
     drafting_s: float = 0.0
     """Seconds that the draft model takes for one draft token."""
+    caution: float = 1.0
+    """How many times as much as a tick usually takes ``cost`` says."""
+    tries: bool = False
+    """Whether draft tokens may be tried that don't seem to pay."""
     preparing: int = 0
     """Requests that have arrived and are not prepared yet."""
     prompts_apart: bool = False
