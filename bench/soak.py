@@ -37,7 +37,7 @@ LOAD_S = 5.0
 SPARED_S = 15.0
 """Since the requests fail of a model whose load is killed three times in a row, as they should."""
 TOLD_EVERY = 100
-SOCKETS = 7
+SOCKETS = 9
 """The daemon's to an engine."""
 
 
