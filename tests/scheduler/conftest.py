@@ -15,11 +15,7 @@ _after = Planner.after
 
 def _planned_after(planner: Planner, work: Work) -> Work | None:
     following = _after(planner, work)
-    if following is not None:
-        # What may be tried depends on the number of the latest tick.
-        planner._number -= 1
-        assert planner._is_planned_again(work), "a whole plan comes to another tick"
-        planner._number += 1
+    assert following is None or planner._is_planned_again(work), "a whole plan comes to another tick"
     return following
 
 

@@ -327,7 +327,12 @@ def test_who_stands_behind_the_media_of_another_is_told_so() -> None:
 
 @pytest.mark.parametrize(
     ("parts", "draft_tokens"),
-    [(("abcdabc",), "dabc"), (("", "a cat", "abcdabc"), "dabc"), (("abcd", "a cat", "abc"), ""), (("ab",), "")],
+    [
+        (("abcdabc",), "dabcdabcd"),
+        (("", "a cat", "abcdabc"), "dabcdabcd"),
+        (("abcd", "a cat", "abc"), ""),
+        (("ab",), ""),
+    ],
 )
 def test_the_text_behind_the_media_is_indexed_before_a_prompt_starts(parts: tuple[str, ...], draft_tokens: str) -> None:
     world = SchedulerWorld(slots=1, cached_cells=100)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from examples import examples
 from hypothesis import given, settings
@@ -22,7 +24,8 @@ def test_what_followed_last_time_is_guessed_however_the_text_came(
     whole = prompt + generated
     end = whole[-NGRAM:]
     before = [at for at in range(NGRAM, len(whole)) if whole[at - NGRAM : at] == end and len(end) == NGRAM]
-    assert list(repetition.draft_tokens(most)) == (whole[before[-1] :][:most] if before else [])
+    expected = list(itertools.islice(itertools.cycle(whole[before[-1] :]), most)) if before else []
+    assert list(repetition.draft_tokens(most)) == expected
 
 
 def test_the_prompt_stays_the_callers() -> None:
@@ -30,7 +33,7 @@ def test_the_prompt_stays_the_callers() -> None:
     repetition = Repetition(PromptIndex(prompt))
     repetition.append(9)
     assert prompt == [1, 2, 3, 4, 1, 2, 3]
-    assert list(Repetition(PromptIndex(prompt)).draft_tokens(9)) == [4, 1, 2, 3]
+    assert list(Repetition(PromptIndex(prompt)).draft_tokens(9)) == [4, 1, 2, 3, 4, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from umaserve.core.requests import Priority
 from umaserve.kvcache.partitioning import Partitioning
 from umaserve.kvcache.reservations import Reservations
 from umaserve.kvcache.slots import Room, Slots
+from umaserve.scheduler.draft_costs import DraftCosts
 from umaserve.scheduler.governor import ThreadGovernor
 from umaserve.scheduler.other_models import NOTHING, OtherModels, seen_elsewhere
-from umaserve.scheduler.policy.policy import TRY_AGAIN, may_start, plan
+from umaserve.scheduler.policy.policy import may_start, plan
 from umaserve.scheduler.policy.snapshot import Held, OtherModelsLoad, Plan, Prompt, Snapshot, Stream
 from umaserve.scheduler.prompt_scoring import PromptScoring
 from umaserve.scheduler.readiness import Readiness, resumes
@@ -69,13 +70,12 @@ class Planner:
         self._last_adapters: Adapters = ()
         self._number = 0
         """Number of the latest tick."""
-        self._drafted = -TRY_AGAIN
-        """Number of the latest tick with draft tokens."""
         self._prefilled_at = -math.inf
         """When the latest tick with prompt tokens was planned."""
         self._moving = MovingCost(capacity)
         self._scoring = PromptScoring()
         self._drafting_s = 0.0
+        self.draft_costs = DraftCosts()
         """Average time for one draft token of the draft model."""
         self.gathers = False
         """Whether the last plan is empty since more prompts are ready in a moment."""
@@ -308,7 +308,7 @@ class Planner:
             held=held,
             last_adapters=self._last_adapters,
             drafting_s=self._drafting_s,
-            tries=self._number - self._drafted >= TRY_AGAIN,
+            draft_seconds=self.draft_costs.seconds if len(streams) == 1 and streams[0].draft_tokens else {},
             preparing=preparing,
             prompts_apart=self._capacity.prompts_apart,
             parted=self._division.parted,
@@ -394,8 +394,6 @@ class Planner:
                 scored += max(0, end + 1 - session.scored)
             prompts.append((session, end))
         self._number += 1
-        if any(draft_tokens for _, draft_tokens in streams):
-            self._drafted = self._number
         return make_work(
             snapshot,
             the_plan,

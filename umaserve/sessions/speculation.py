@@ -85,7 +85,8 @@ class Repetition:
         self._end = (*self._end, token)[-NGRAM:]
 
     def draft_tokens(self, limit: int) -> Sequence[int]:
-        """At most ``limit`` draft tokens."""
+        """At most ``limit`` draft tokens. Where what followed reaches the text's end, the text is taken to go round: a
+        copy may overlap its source, as in LZ77 (Ziv and Lempel 1977)."""
         position = self._after.get(self._end) or self._prompt.after(self._end)
         self.acceptance = self._own
         if position is None:
@@ -95,5 +96,7 @@ class Repetition:
             return self.earlier.draft_tokens(self._end, limit)
         in_answer = position - len(self._prompt.tokens)
         if in_answer >= 0:
-            return self._answer[in_answer : in_answer + limit]
-        return [*self._prompt.tokens[position : position + limit], *self._answer[: max(0, in_answer + limit)]]
+            followed = self._answer[in_answer : in_answer + limit]
+        else:
+            followed = [*self._prompt.tokens[position : position + limit], *self._answer[: max(0, in_answer + limit)]]
+        return (followed * -(-limit // len(followed)))[:limit] if len(followed) < limit else followed

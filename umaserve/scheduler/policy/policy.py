@@ -37,9 +37,9 @@ The rules, and why:
    prompts that start, all but the first wait for a tick that has time for it.
 8. Draft tokens are verified in ticks without prefill: as many as bring the most tokens a second, by the stream's
    acceptance, in the time that ticks usually take: a rare longer one is made good by its tokens. With several streams,
-   they make a tick longer by at most the share ``MAX_SLOWDOWN``. What rows cost can't be told from ticks of one, nor
-   what many cost from ticks of two: with SmolLM2 on an EPYC without AVX-512, two take twice as long as one, and eight
-   three times. So a stream alone that has had none for ``TRY_AGAIN`` ticks tries as many as are all right at even odds.
+   they make a tick longer by at most the share ``MAX_SLOWDOWN``. For a stream alone, one of the sizes in
+   ``draft_costs.SIZES`` is chosen, by what such ticks took. Where that is not known, it is tried if its draft tokens
+   are all right at even odds, and if it fits the target with rows that take as long as a prompt's.
 9. Runs with different LoRA adapters can't share a decode: the sets of adapters take turns, one tick each, and equal
    shares of what the decodes of all of them leave of the time between two tokens.
 10. Where prompts are not computed in the decode of the streams and no stream runs, the prompts of a burst start
@@ -68,6 +68,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from umaserve.scheduler.draft_costs import SIZES
 from umaserve.scheduler.policy.burst import Burst, gathers
 from umaserve.scheduler.policy.planned_cells import PlannedCells
 from umaserve.scheduler.policy.snapshot import Held, Plan, Prompt, Snapshot, Stream, is_background, urgency
@@ -80,7 +81,6 @@ MIN_SHARE, MAX_SHARE = 0.15, 0.6
 MAX_SLOWDOWN = 0.25
 IDLE_TICK_S, MAX_IDLE_TICK_S = 0.3, 1.2
 IDLE_SHARE = 0.5
-TRY_AGAIN = 16
 LATE_TICK_S = 0.2
 """For streams and prefill together, where the streams alone miss their target."""
 MIN_ROWS = 16
@@ -292,46 +292,67 @@ def _with_draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: fl
     one_by_one = snapshot.parted and len(streams) > 1
     if one_by_one or snapshot.elsewhere.waits or not any(stream.draft_tokens for stream in streams):
         return tuple([(stream.id, 0) for stream in streams])
+    if len(streams) == 1:
+        return ((streams[0].id, _draft_tokens_alone(snapshot, streams[0], target)),)
     cost = snapshot.cost.times(1 / snapshot.caution)
     row_s = max(cost.decode_row_s + cost.attention_s * snapshot.cached / 1000, MIN_TICK_S)
     tick_s = max(cost.seconds(len(streams), 0, snapshot.cached), MIN_TICK_S)
-    first_s = cost.several_s if len(streams) == 1 else 0.0
-    left_s = HEADROOM * target - max(snapshot.elsewhere.decode_s, snapshot.elsewhere.planned_s) - tick_s - first_s
-    if len(streams) > 1 or snapshot.elsewhere.streaming:
-        left_s = min(left_s, MAX_SLOWDOWN * tick_s - first_s)
+    left_s = min(_left_s(snapshot, target) - tick_s, MAX_SLOWDOWN * tick_s)
     left_rows = snapshot.batch_tokens - len(streams)
     decode = []
     for stream in streams:
         each_s = row_s + snapshot.drafting_s if stream.drafts else row_s
         limit = min(stream.draft_tokens, left_rows, max(0, int(left_s / each_s)))
-        draft_tokens = _most_tokens_a_second(limit, stream.acceptance, len(streams), tick_s, first_s, each_s)
-        if len(streams) == 1 and snapshot.tries:
-            # One at least: the limit may be wrong, too.
-            tried = min(max(limit, 1), stream.draft_tokens, left_rows, _at_even_odds(stream.acceptance))
-            draft_tokens = max(draft_tokens, tried)
+        draft_tokens = _most_tokens_a_second(limit, stream.acceptance, len(streams), tick_s, each_s)
         left_rows -= draft_tokens
         left_s -= draft_tokens * each_s
         decode.append((stream.id, draft_tokens))
     return tuple(decode)
 
 
-def _at_even_odds(acceptance: float) -> int:
-    """The most draft tokens that are all right at even odds."""
-    return int(math.log(0.5) / math.log(min(max(acceptance, MIN_TICK_S), 1 - MIN_TICK_S)))
+def _left_s(snapshot: Snapshot, target: float) -> float:
+    """Seconds that a tick may take, for its token to be in time."""
+    return HEADROOM * target - max(snapshot.elsewhere.decode_s, snapshot.elsewhere.planned_s)
 
 
-def _most_tokens_a_second(
-    limit: int, acceptance: float, tokens: float, seconds: float, first_s: float, each_s: float
-) -> int:
+def _draft_tokens_alone(snapshot: Snapshot, stream: Stream, target: float) -> int:
+    """How many draft tokens of a stream alone are verified."""
+    seconds = snapshot.draft_seconds
+    if not seconds:
+        return 0
+    left_s = _left_s(snapshot, target)
+    if snapshot.elsewhere.streaming:
+        left_s = min(left_s, (1 + MAX_SLOWDOWN) * seconds[1])
+    drafting_s = snapshot.drafting_s if stream.drafts else 0.0
+    cost = snapshot.cost.times(1 / snapshot.caution)
+    row_s = cost.prefill_row_s + cost.attention_s * snapshot.cached / 1000
+    available = min(stream.draft_tokens, snapshot.batch_tokens - 1, SIZES[-1] - 1)
+    best, rate = 0, 1 / seconds[1]
+    for size, before in zip(SIZES, (1, *SIZES), strict=False):
+        if available < before:
+            break
+        number = min(size - 1, available)
+        if size not in seconds:
+            if stream.acceptance**number >= 0.5 and seconds[1] + number * (row_s + drafting_s) <= left_s:
+                return number
+            continue
+        tick_s = seconds[size] + number * drafting_s
+        tokens = sum([stream.acceptance**n for n in range(1 + number)])
+        if tick_s <= left_s and tokens / tick_s > rate:
+            best, rate = number, tokens / tick_s
+    return best
+
+
+def _most_tokens_a_second(limit: int, acceptance: float, tokens: float, seconds: float, each_s: float) -> int:
     """How many draft tokens of a stream, at most ``limit``, give all streams the most tokens a second: without any,
-    these get ``tokens`` in ``seconds``. The first one takes ``first_s`` more than ``each_s``."""
+    these get ``tokens`` in ``seconds``."""
     best, rate = 0, tokens / seconds
     right = 1.0
     for number in range(1, limit + 1):
         right *= acceptance
         tokens += right
-        if tokens / (seconds + first_s + number * each_s) > rate:
-            best, rate = number, tokens / (seconds + first_s + number * each_s)
+        if tokens / (seconds + number * each_s) > rate:
+            best, rate = number, tokens / (seconds + number * each_s)
     return best
 
 

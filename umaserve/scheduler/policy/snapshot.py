@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -117,8 +117,8 @@ class Snapshot:
     """Seconds that the draft model takes for one draft token."""
     caution: float = 1.0
     """How many times as much as a tick usually takes ``cost`` says."""
-    tries: bool = False
-    """Whether draft tokens may be tried that don't seem to pay."""
+    draft_seconds: Mapping[int, float] = field(default_factory=dict)
+    """As ``DraftCosts.seconds``."""
     preparing: int = 0
     """Requests that have arrived and are not prepared yet."""
     prompts_apart: bool = False
