@@ -25,7 +25,7 @@ REFRESHED = 32
 
 
 class DraftCosts:
-    """Learned from the ticks of streams alone."""
+    """Durations of ticks, learned from those of streams alone."""
 
     def __init__(self) -> None:
         self._alone: deque[float] = deque(maxlen=2)

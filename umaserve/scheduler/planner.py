@@ -74,8 +74,8 @@ class Planner:
         """When the latest tick with prompt tokens was planned."""
         self._moving = MovingCost(capacity)
         self._scoring = PromptScoring()
-        self._drafting_s = 0.0
         self.draft_costs = DraftCosts()
+        self._drafting_s = 0.0
         """Average time for one draft token of the draft model."""
         self.gathers = False
         """Whether the last plan is empty since more prompts are ready in a moment."""

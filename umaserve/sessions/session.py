@@ -16,7 +16,7 @@ from umaserve.sessions.cache_miss import Difference
 from umaserve.sessions.caller import Caller
 from umaserve.sessions.engine_api import Prepared
 from umaserve.sessions.resumed import Resumed
-from umaserve.sessions.speculation import Acceptance, Repetition
+from umaserve.sessions.speculation import OF_DRAFT_MODEL, Acceptance, Repetition
 from umaserve.sessions.states import RUNNING, State
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Session:
     """Makes draft tokens from its text; ``None``: it has no draft tokens at all."""
     draft_tokens: Sequence[int] = ()
     """Draft tokens made from repetition, for the next tick."""
-    drafting: Acceptance = field(default_factory=Acceptance)
+    drafting: Acceptance = field(default_factory=lambda: Acceptance(OF_DRAFT_MODEL))
     """Acceptance of the draft model's draft tokens."""
     generated: list[int] = field(default_factory=list)
     holds: set[Hold] = field(default_factory=set)

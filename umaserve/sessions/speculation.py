@@ -14,6 +14,8 @@ MAX_DRAFT_TOKENS = 16
 MAX_INDEXED = 4096
 """The last tokens of the prompt that are searched for repetition: each takes 14 bytes."""
 PRIOR = 0.6
+OF_DRAFT_MODEL = 0.8
+"""The prior for tokens of a draft model, which are only known once some were verified: enough to try three."""
 LEARNING, FORGETTING = 0.15, 0.005
 """How far a verified draft token moves the acceptance, and how far a tick that used none moves it back to the prior: a
 text may begin to repeat itself."""
@@ -22,13 +24,13 @@ text may begin to repeat itself."""
 class Acceptance:
     """The share of draft tokens that is accepted."""
 
-    def __init__(self) -> None:
-        self.share = PRIOR
+    def __init__(self, prior: float = PRIOR) -> None:
+        self.share = self._prior = prior
 
     def observe(self, draft_tokens: int, right: int) -> None:
         """Learn from a tick that verified ``draft_tokens``, of which the first ``right`` were accepted."""
         if draft_tokens == 0:
-            self.share += FORGETTING * (PRIOR - self.share)
+            self.share += FORGETTING * (self._prior - self.share)
         # Those behind the first rejected one were not verified.
         for index in range(min(draft_tokens, right + 1)):
             self.share += LEARNING * ((index < right) - self.share)
