@@ -29,6 +29,7 @@ from umaserve.scheduler.policy.policy import (
 )
 from umaserve.scheduler.policy.snapshot import AGING_S, Held, OtherModelsLoad, Plan, Prompt, Snapshot, Stream
 from umaserve.sessions.cost_model import Cost
+from umaserve.sessions.speculation import OF_DRAFT_MODEL
 
 NOW = 1000.0
 COST = Cost(0.002, 0.004, 0.003, 0.0005)
@@ -1049,6 +1050,10 @@ GUESSES = {
     "none before a tick of one row": (guesser(seconds={}), 0),
     "a few to learn what they cost": (guesser(seconds={1: 0.01}), 1),
     "some to learn what they cost": (guesser(seconds={1: 0.01, 2: 0.02}), 3),
+    "three of a draft model of which little is known": (
+        guesser({"acceptance": OF_DRAFT_MODEL, "drafts": True}, {1: 0.01, 2: 0.02}),
+        3,
+    ),
     "no more than are all right at even odds": (guesser({"acceptance": 0.8}, {1: 0.01, 2: 0.02, 4: 0.09}), 0),
     "none that exceed the target at the cost of a prompt": (
         guesser({"target_tbt_s": 0.03, "acceptance": 0.95}, {1: 0.01, 2: 0.02, 4: 0.09}),

@@ -1,7 +1,9 @@
-"""How long ticks of a stream alone take that verify draft tokens, as measured.
+"""What draft tokens cost, as measured: how long a draft model takes for one, and how long ticks of a stream alone take
+that verify some.
 
-Their rows don't tell: matrix kernels compute tiles of rows. With Qwen2.5 0.5B on an EPYC without AVX-512, two rows take
-twice as long as one, three three times, four no longer than three, and eight less than twice as long as four.
+The rows of these ticks don't tell: matrix kernels compute tiles of rows. With Qwen2.5 0.5B on an EPYC without AVX-512,
+two rows take twice as long as one, three three times, four no longer than three, and eight less than twice as long as
+four.
 """
 
 from __future__ import annotations
@@ -23,11 +25,19 @@ FORGOTTEN = 64
 REFRESHED = 32
 """Ticks with draft tokens, after which one without shows what these are compared with: it grows with the text."""
 
+DRAFTING_LEARNED = 0.1
+"""Weight of the latest tick in the average time for a draft token of the draft model."""
+
+DRAFTING_FORGOTTEN = 0.99
+"""Factor on that average for each tick without such draft tokens."""
+
 
 class DraftCosts:
-    """Durations of ticks, learned from those of streams alone."""
+    """Durations that are learned from ticks."""
 
     def __init__(self) -> None:
+        self.drafting_s = 0.0
+        """Average time for one draft token of the draft model."""
         self._alone: deque[float] = deque(maxlen=2)
         """Seconds of the latest ticks of one row, of which the shorter one counts."""
         self._alone_at = 0
@@ -46,6 +56,15 @@ class DraftCosts:
             return {}
         alone_s = max(min(self._alone), MIN_TICK_S)
         return {1: alone_s} | {size: factor * alone_s for size, factor in self._factors.items()}
+
+    def drafted(self, draft_tokens: int, seconds: float) -> None:
+        """Learn how long the draft model took for so many draft tokens."""
+        if draft_tokens:
+            before = self.drafting_s or seconds / draft_tokens
+            self.drafting_s = before + DRAFTING_LEARNED * (seconds / draft_tokens - before)
+        else:
+            # A draft model that was slow once is tried again later.
+            self.drafting_s *= DRAFTING_FORGOTTEN
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from a tick of one stream, without prefill."""

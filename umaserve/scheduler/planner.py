@@ -33,12 +33,6 @@ MAX_SAVING_S = 0.02
 """Time for saving ended sequences beside streams in one tick, in seconds. One is always saved; the others in later
 ticks."""
 
-DRAFTING_LEARNED = 0.1
-"""Weight of the latest tick in the average time for a draft token of the draft model."""
-
-DRAFTING_FORGOTTEN = 0.99
-"""Factor on that average for each tick without such draft tokens."""
-
 
 class Planner:
     """Plans ticks. Only this class gives slots to sessions and takes them back."""
@@ -75,8 +69,6 @@ class Planner:
         self._moving = MovingCost(capacity)
         self._scoring = PromptScoring()
         self.draft_costs = DraftCosts()
-        self._drafting_s = 0.0
-        """Average time for one draft token of the draft model."""
         self.gathers = False
         """Whether the last plan is empty since more prompts are ready in a moment."""
         self.started: list[Session] = []
@@ -204,15 +196,6 @@ class Planner:
         whole = session.computed == session.length
         self._slots.share(session, sequence(session)[: session.computed], whole=whole)
 
-    def drafted(self, draft_tokens: int, seconds: float) -> None:
-        """Learn how long the draft model takes for a draft token."""
-        if draft_tokens:
-            before = self._drafting_s or seconds / draft_tokens
-            self._drafting_s = before + DRAFTING_LEARNED * (seconds / draft_tokens - before)
-        else:
-            # A draft model that was slow once is tried again later.
-            self._drafting_s *= DRAFTING_FORGOTTEN
-
     def in_rows(self, work: Work) -> int:
         """How many rows of prompts take as long as those of ``work``, of which some give log-probabilities."""
         return work.prefill_rows - work.scored_rows + self._scoring.as_rows(work.scored_rows)
@@ -307,7 +290,7 @@ class Planner:
             caution=self._governor.caution,
             held=held,
             last_adapters=self._last_adapters,
-            drafting_s=self._drafting_s,
+            drafting_s=self.draft_costs.drafting_s,
             draft_seconds=self.draft_costs.seconds if len(streams) == 1 and streams[0].draft_tokens else {},
             preparing=preparing,
             prompts_apart=self._capacity.prompts_apart,
@@ -413,7 +396,7 @@ class Planner:
         if tick.runs:
             rows = self.in_rows(work) if work.scored_rows else work.prefill_rows
             seconds += cost.seconds(work.decode_rows, rows, work.cached, work.decodes)
-        return seconds + self._drafting_s * sum([draft.limit for draft in tick.drafts])
+        return seconds + self.draft_costs.drafting_s * sum([draft.limit for draft in tick.drafts])
 
     def _start(self, session: Session) -> None:
         cells, scope = self._promises.to_start(session), self._readiness.scope(session)

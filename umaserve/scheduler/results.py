@@ -99,7 +99,7 @@ class Results:
                 for draft, draft_tokens in zip(work.tick.drafts, result.drafted, strict=True):
                     right = max(0, len(result.tokens[draft.run]) - 1)
                     self._count_draft_tokens(work.sessions[draft.run], draft_tokens, right, drafted=True)
-                self._planning.drafted(sum(result.drafted), result.drafting_s)
+                self._planning.draft_costs.drafted(sum(result.drafted), result.drafting_s)
 
     def fail_all(self, sessions: list[Session]) -> None:
         for session in sessions:
