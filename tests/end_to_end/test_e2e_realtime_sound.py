@@ -78,7 +78,7 @@ def until(talk: RealtimeConnection, kind: str) -> list[Any]:
     """The events up to the first one of this type."""
     events = [talk.recv()]
     while events[-1].type != kind:
-        assert events[-1].type != "error", events[-1]
+        assert events[-1].type not in ("error", "response.done"), events[-1]
         events.append(talk.recv())
     return events
 
@@ -130,7 +130,8 @@ def test_an_answer_is_spoken(talk: RealtimeConnection, kind: str, bytes_a_second
 def test_a_spoken_question_is_answered_and_may_be_interrupted(
     talk: RealtimeConnection, daemon: Daemon, question: bytes
 ) -> None:
-    update(talk, audio={"input": {"transcription": {"model": "any"}}})
+    # At random, an answer may have nothing to speak.
+    update(talk, audio={"input": {"transcription": {"model": "any"}}}, temperature=0)
     stream(talk, question)
     events = until(talk, "response.created")
     assert [event.type for event in events[:5]] == [
