@@ -151,6 +151,13 @@ def test_fewer_are_tried_when_ticks_get_slower_whatever_the_kernel_says() -> Non
     assert box.run(4) > 0.9
 
 
+def test_a_trial_that_makes_ticks_much_slower_ends_after_two() -> None:
+    box = Box(tells=False)
+    box.run(SETTLED_S + 2)
+    assert box.used.count(1) == 2
+    assert box.governor.threads == 2
+
+
 def test_a_suspicion_alone_makes_no_prompt_slower() -> None:
     box = Box(seed=1)
     box.core_use = lambda: CoreUse(0.0, 0.4)  # type: ignore[method-assign]

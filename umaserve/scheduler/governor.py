@@ -14,9 +14,11 @@ reference, is known for each number of threads. The rules, and why:
 3. One more is tried after ``PATIENCE_S`` if the kernel reports an idle core: a trial on a taken core makes ticks many
    times as long. If the kernel reports nothing, it is tried after ``BLIND_FACTOR`` times as long; if it reports no idle
    core, after ``MAX_PATIENCE_S``. The patience doubles after each trial that does not help.
-4. A trial takes ``LATE_TICKS``, or three if one number of threads is ``HOPELESS`` times as slow as the other. Ticks
-   with prompts have no part in a trial of one fewer that nothing but time or some slowness suggests: five of them may
-   take seconds, in which somebody waits twice as long for a first token.
+4. A trial takes ``LATE_TICKS``, or three if what is tried is ``HOPELESS`` times as fast. It ends after two ticks that
+   are both ``LIKE_ENOUGH`` times as slow as before: with many streams, five would take seconds. Where two ticks were
+   slow by chance, rules 2 and 3 come back to it. Ticks with prompts have no part in a trial of one fewer that nothing
+   but time or some slowness suggests: five of them may take seconds, in which somebody waits twice as long for a first
+   token.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ SLOWED = 1.2
 """Slowness above which one thread fewer is first tried, in multiples of the reference."""
 HOPELESS = 2.0
 LIKE_ENOUGH = 1.5
-"""The cost model does not learn from ticks slower than this: something else delayed them."""
+"""The cost model does not learn from ticks slower than this: something else delayed them. A trial of ticks that are all
+slower than this many times the present ones has failed."""
 SETTLED_TICKS = 16
 SETTLED_S = 5.0
 """Seconds of computing before one thread fewer is first tried without a word of the kernel."""
@@ -146,8 +149,10 @@ class ThreadGovernor:
         return max(typical, sudden) if sudden > HOPELESS else typical
 
     def _judge_trial(self, n: int, before: int, now: float) -> None:
-        ratio = self._slowness(n) / self._slowness(before)
-        if len(self._late[n]) < (LATE_TICKS if 1 / HOPELESS <= ratio <= HOPELESS else 3):
+        present = self._slowness(before)
+        ratio = self._slowness(n) / present
+        fails = min(self._late[n]) > LIKE_ENOUGH * present
+        if not fails and len(self._late[n]) < (3 if ratio < 1 / HOPELESS else LATE_TICKS):
             return
         better = ratio < (MARGIN if n < before else 1.0)
         if n > before:
