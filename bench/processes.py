@@ -17,7 +17,6 @@ from bench.conversations import UNIX_SOCKET
 from bench.trace import Trace
 from bench.workload import WARM_UP_TOKENS
 from umaserve.client import Client
-from umaserve.engine import DEFAULTS
 
 _POLL_S = 0.05
 _STOP_S = 20.0
@@ -84,10 +83,8 @@ def free_address() -> str:
 
 
 def _environment(**variables: str) -> dict[str, str]:
-    # llama-server is to wait at its barriers as it does elsewhere; umaserve's own processes set their defaults again.
-    inherited = {name: value for name, value in os.environ.items() if name not in DEFAULTS}
     # Errors only: a warning of the model's loader would be repeated by every run.
-    return {**inherited, "UMA_LOG_LEVEL": "error", **variables}
+    return {**os.environ, "UMA_LOG_LEVEL": "error", **variables}
 
 
 def _await(is_ready: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:

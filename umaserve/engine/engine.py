@@ -35,6 +35,7 @@ from umaserve.engine.preparation import Preparation
 from umaserve.engine.sampling.candidates import Logits
 from umaserve.engine.sampling.steps import Sampled, Step
 from umaserve.engine.sampling.tick_sampling import TickSampling
+from umaserve.engine.spinning import Spinning
 from umaserve.engine.template.chat_template import CHATML, ChatTemplate
 from umaserve.engine.trial import try_out
 from umaserve.sessions.decodes import decodes
@@ -148,9 +149,11 @@ class LlamaEngine:
             trusts_content=config.trust_content,
         )
         self._media_batch = MediaBatch(model, self._cells.positions)
+        self._spinning = Spinning(self._threads)
 
     def try_out(self, begins: Begins = ignore_begin) -> None:
         """Have each model compute a little, as it will for clients."""
+        self._spinning.watch()
         begins("model", self._model.path)
         try_out(self._model, self._embedder)
         if self._drafter is not None:
@@ -181,6 +184,7 @@ class LlamaEngine:
             if query.ranks:
                 problem = "ranks no documents; load a reranking model"
             raise RequestError(Fault.NOT_SUPPORTED, "model", f"{self.name} {problem}")
+        self._spinning.watch()
         inputs = [self._preparation.tokens(one, f"input[{index}]") for index, one in enumerate(query.inputs)]
         vectors = self._embedder.vectors(inputs, self._threads, pause, raw=query.raw)
         return Embedded(vectors, sum(map(len, inputs)))
@@ -226,6 +230,7 @@ class LlamaEngine:
         return self._disk.take_back(filename)
 
     def run(self, tick: Tick) -> TickResult:
+        self._spinning.watch()
         self._use_threads(tick.threads)
         if self._drafter is not None:
             # Otherwise one client's drafts would be faster where another client computed the same prefix.
@@ -359,6 +364,7 @@ class LlamaEngine:
         return sampled, ended
 
     def close(self) -> None:
+        self._spinning.close()
         self._sampling.close()
         self._cells.close()
         if self._disk is not None:

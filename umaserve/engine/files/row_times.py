@@ -20,6 +20,7 @@ import llama_cpp
 import orjson
 
 from umaserve.engine.llama.model import Model
+from umaserve.engine.spinning import Spinning
 from umaserve.settings.daemon import Config
 from umaserve.system.program import begin
 
@@ -113,6 +114,7 @@ def main(arguments: Sequence[str]) -> None:
     rows = [int(n) for n in listed.split(",")]
     first = load_small(path, int(threads), int(threads_batch), max(rows))
     second = load_small(other, int(threads), int(threads_batch), max(rows), repacked=how == "repacked")
+    Spinning(int(threads)).watch()
     sys.stdout.buffer.write(orjson.dumps([list(found) for found in compared(first, second, rows)]))
 
 
