@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,9 +26,11 @@ class StandInBarriers:
 
     def __init__(self, *, may_sleep: bool = True) -> None:
         self.may_sleep = may_sleep
-        self.asleep = self.was_asleep = False
+        self.asleep = self.was_asleep = self.fails = False
 
     def sleep(self, wanted: bool) -> None:
+        if wanted and self.fails:
+            raise RuntimeError("can't start new thread")
         self.asleep = wanted
         self.was_asleep |= wanted
 
@@ -99,19 +102,29 @@ def test_barriers_spin_where_a_program_only_starts() -> None:
 
 def test_nothing_is_watched_long_after_the_last_tick(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spinning, "WATCHED_S", 0.01)
-    with watching(box) as (_, watched):
-        while watched.watches:
+    with watching(box) as (barriers, watched):
+        while watched._computing.is_set():
             time.sleep(0.001)
         looks = box.looks
+        assert not barriers.asleep
         watched.watch()
         while box.looks == looks:
             time.sleep(0.001)
 
 
 def test_nothing_is_watched_where_barriers_can_not_sleep(box: Box) -> None:
-    with watching(box, may_sleep=False) as (_, watched):
-        assert not watched.watches
+    threads = threading.active_count()
+    with watching(box, may_sleep=False):
+        assert threading.active_count() == threads
     assert not box.looks
+
+
+def test_a_thread_that_can_not_be_had_is_logged_and_tried_again(box: Box, caplog: pytest.LogCaptureFixture) -> None:
+    with watching(box) as (barriers, _):
+        barriers.fails = True
+        box.until(lambda: "can't start" in caplog.text)
+        barriers.fails = False
+        box.until(lambda: barriers.asleep)
 
 
 REAL = """

@@ -8,6 +8,7 @@ that could go on (figures in docs/results/reasons.md).
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -17,6 +18,8 @@ from umaserve.system import program
 from umaserve.system.cores import CoreCounter, CoreUse
 from umaserve.system.openmp import Barriers
 from umaserve.system.threads import be_called
+
+log = logging.getLogger(__name__)
 
 TAKEN_CORES = 0.5
 """Cores that others use from which on barriers sleep. With less, spinning is faster."""
@@ -38,31 +41,42 @@ class Spinning:
         self._barriers = Barriers(threads) if barriers is None else barriers
         self._core_use = core_use or CoreCounter(time.monotonic, children=_of_the_daemon)
         self._until = 0.0
-        self.watches = False
-        """Whether somebody watches now."""
-        self._closed = threading.Event()
+        self._computing = threading.Event()
+        self._closed = self._complained = False
+        if self._barriers.may_sleep:
+            threading.Thread(target=self._watch, name="spinning", daemon=True).start()
 
     def watch(self) -> None:
         """Watch for the next ``WATCHED_S``: something will be computed now."""
         self._until = time.monotonic() + WATCHED_S
-        if not self.watches and self._barriers.may_sleep:
-            self.watches = True
-            threading.Thread(target=self._watch, name="spinning", daemon=True).start()
+        self._computing.set()
+
+    def close(self) -> None:
+        """End the watch."""
+        self._closed = True
+        self._computing.set()
 
     def _watch(self) -> None:
         be_called("spinning")
-        taken = 0
-        while time.monotonic() < self._until and not self._closed.is_set():
-            use = self._core_use()
-            is_taken = use is not None and use.others >= TAKEN_CORES and use.idle < IDLE_CORES
-            taken = taken + 1 if is_taken else 0
-            self._barriers.sleep(taken >= LOOKS)
-            self._closed.wait(CoreCounter.WINDOW_S)
-        self._barriers.sleep(False)
-        self.watches = False
+        while not self._closed:
+            self._computing.wait()
+            taken = 0
+            while time.monotonic() < self._until and not self._closed:
+                use = self._core_use()
+                is_taken = use is not None and use.others >= TAKEN_CORES and use.idle < IDLE_CORES
+                taken = taken + 1 if is_taken else 0
+                self._sleep(taken >= LOOKS)
+                time.sleep(CoreCounter.WINDOW_S)
+            self._sleep(False)
+            self._computing.clear()
 
-    def close(self) -> None:
-        self._closed.set()
+    def _sleep(self, wanted: bool) -> None:
+        try:
+            self._barriers.sleep(wanted)
+        except RuntimeError as error:
+            if not self._complained:
+                log.warning("compute threads spin at barriers, although other programs need the cores: %s", error)
+            self._complained = True
 
 
 def _of_the_daemon() -> list[int]:

@@ -18,6 +18,9 @@ PROC = Path("/proc")
 
 VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """Variables of the environment by which an operator says how threads wait."""
+MAX_IDLE = 16
+"""Most threads of an idle pool. With many more cores than compute threads, the kernel finds another core for one whose
+core is taken."""
 IDLE_POOL = "idle pool"
 """Name of the idle threads, for the kernel too."""
 
@@ -27,45 +30,44 @@ class Barriers:
 
     def __init__(self, threads: int, proc: Path = PROC) -> None:
         """``threads``: those that compute."""
-        path = None if any(name in os.environ for name in VARIABLES) else _libgomp(proc)
-        self._library = None if path is None or threads < 2 else ctypes.CDLL(path)
-        self._threads = threads
+        self._library = None if any(name in os.environ for name in VARIABLES) else _libgomp(proc)
+        cores = 0 if self._library is None else self._library.omp_get_num_procs()
+        self._idle = max(2, cores - threads + 2)
+        """Threads of an idle pool, of which the one that keeps it is one: with them there are more than cores."""
+        self.may_sleep = self._library is not None and threads > 1 and self._idle <= MAX_IDLE
+        """Whether ``sleep`` has any effect: not where one thread computes, nor without libgomp, nor where that takes
+        too many threads, nor where the operator has set one of ``VARIABLES``."""
         self._ends: threading.Event | None = None
         """Ends the idle pool, while there is one."""
 
-    @property
-    def may_sleep(self) -> bool:
-        """Whether ``sleep`` has any effect: not where one thread computes, nor without libgomp, nor where the operator
-        has set one of ``VARIABLES``."""
-        return self._library is not None
-
     def sleep(self, wanted: bool) -> None:
-        """Have threads sleep at barriers, or spin again; also in a decode that is under way."""
+        """Have threads sleep at barriers, or spin again; also in a decode that is under way. Raises ``RuntimeError``
+        where no thread can be had."""
         if not wanted and self._ends is not None:
             self._ends.set()
             self._ends = None
-        elif wanted and self._ends is None and self._library is not None:
-            self._ends = threading.Event()
-            arguments = self._library, self._ends
-            threading.Thread(target=self._keep_idle_pool, name=IDLE_POOL, args=arguments, daemon=True).start()
+        elif wanted and self._ends is None and self.may_sleep:
+            ends = threading.Event()
+            threading.Thread(target=self._keep_idle_pool, name=IDLE_POOL, args=(ends,), daemon=True).start()
+            self._ends = ends
 
-    def _keep_idle_pool(self, library: ctypes.CDLL, ends: threading.Event) -> None:
+    def _keep_idle_pool(self, ends: threading.Event) -> None:
         """Keep more threads than there are cores in libgomp's pools, which count together, until ``ends`` is set: the
         pool of a thread ends with it."""
+        assert self._library is not None
         be_called(IDLE_POOL)
         # A function of C, so that Python need not know these threads. With NULL it does nothing.
-        nothing = ctypes.CDLL(None).free
-        idle = max(2, library.omp_get_num_procs() - self._threads + 2)
-        library.GOMP_parallel(nothing, None, idle, 0)
+        self._library.GOMP_parallel(ctypes.CDLL(None).free, None, self._idle, 0)
         ends.wait()
 
 
-def _libgomp(proc: Path) -> str | None:
-    """The path of the libgomp that is loaded, which wheels may have brought under a name of their own; ``None``: none
-    is (proc(5), maps)."""
+def _libgomp(proc: Path) -> ctypes.CDLL | None:
+    """The libgomp that is loaded, which wheels may have brought under a name of their own; ``None``: none is (proc(5),
+    maps)."""
     try:
         lines = (proc / "self" / "maps").read_text().splitlines()
     except OSError:
         return None
     paths = [line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line]
-    return next((path for path in paths if Path(path).name.startswith("libgomp")), None)
+    path = next((path for path in paths if Path(path).name.startswith("libgomp")), None)
+    return None if path is None else ctypes.CDLL(path)
