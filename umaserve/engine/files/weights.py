@@ -33,6 +33,7 @@ from umaserve.settings.daemon import Config
 from umaserve.system import program
 from umaserve.system.cores import processor, usable_cores
 from umaserve.system.memory import available_bytes
+from umaserve.system.openmp import VARIABLES
 
 log = logging.getLogger(__name__)
 
@@ -194,6 +195,7 @@ def _box(config: Config) -> Mapping[str, object]:
         "build": backends.build(),
         "threads": threads,
         "threads_batch": config.threads_batch or threads,
+        "barriers": {name: os.environ.get(name) for name in VARIABLES},
     }
 
 
