@@ -47,7 +47,8 @@ TILED_TYPES = (
 ROWS = (1, 8, 64, 256)
 """Tokens of the decodes that are compared: one stream's, and those of several streams and of prompts."""
 MAX_LOSS = 0.05
-"""Largest loss of one stream's speed, as a share. The copy is larger, so it can be slower where memory is the limit."""
+"""Largest loss of speed, as a share, of a request alone whose answer is as long as its prompt. The copy is larger, so
+each token of the answer can take longer where memory is the limit."""
 MIN_GAIN = {"converted": 0.2, "mapped": 0.05}
 """Least gain in the speed of many rows (the geometric mean), as a share. A copy must be worth its disk space and
 memory."""
@@ -157,10 +158,21 @@ def is_faster(found: Sequence[Comparison], min_gain: float) -> bool | None:
     one, *many = found
     gain = math.prod(each.speedup for each in many) ** (1 / len(many))
     doubt = gain * math.hypot(*(each.doubt / each.speedup for each in many)) / len(many)
-    enough = [_at_least(one.speedup, one.doubt, 1 - MAX_LOSS), _at_least(gain, doubt, 1 + min_gain)]
+    enough = [_at_least(*_alone(one, many[-1], ROWS[len(many)]), 1 - MAX_LOSS), _at_least(gain, doubt, 1 + min_gain)]
     if False in enough:
         return False
     return None if None in enough else True
+
+
+def _alone(one: Comparison, prompt: Comparison, rows: int) -> tuple[float, float]:
+    """How many times as fast the second way is for a request alone whose answer is as long as its prompt, which is
+    computed in decodes of ``rows`` tokens, and how far that may be off."""
+    seconds = one.first_s, prompt.first_s / rows
+    seconds_with_second = one.first_s / one.speedup, prompt.first_s / rows / prompt.speedup
+    speedup = sum(seconds) / sum(seconds_with_second)
+    doubts = one.doubt / one.speedup, prompt.doubt / prompt.speedup
+    weighted = [each_s * doubt for each_s, doubt in zip(seconds_with_second, doubts, strict=True)]
+    return speedup, speedup * math.hypot(*weighted) / sum(seconds_with_second)
 
 
 def _at_least(speedup: float, doubt: float, least: float) -> bool | None:

@@ -60,15 +60,16 @@ class Engine:
         about="What to do with weights in a format that this processor computes slowly, for which llama.cpp has no "
         'matrix kernels: Q4_1 (the default model\'s) and Q5_1. "fast": at the first start, the daemon makes a '
         "copy converted to Q8_0, measures both, and loads the copy from then on if 8 to 256 tokens at once are "
-        "at least 20% faster with it, and one stream at most 5% slower. That takes seconds for a small model, "
-        "and a minute per few GB for a large one. The answers are as good, though not always the same. The copy "
+        "at least 20% faster with it, and a request alone, with an answer as long as its prompt, at most 5% slower. "
+        "That takes seconds for a small model, and a minute per few GB for a large one. The answers are as good, "
+        "though not always the same. The copy "
         "takes up to 1.7 times the model's memory and disk space; where too little is free, on a GPU, with rpc, "
         "and for a model in several files, weights stay as they are. K-quants and IQ4_XS in a file of 4 GiB at "
         "most are measured as llama.cpp loads them by default, repacked, and mapped, and stay mapped if that is "
         "5% faster. Repacked weights are copies in memory of the engine's own; mapped ones are the file's "
         "pages, which several engines share and the kernel can drop and read again.\n"
         '"as-is": always load the model\'s own file, as llama.cpp does by default. "converted": always load the '
-        'copy; it may pay although one stream is slower ("umaserve tune" measures that). "mapped": always load '
+        'copy; it may pay although such a request is slower ("umaserve tune" measures that). "mapped": always load '
         "the model's own file, and repack nothing.",
     )
     weights_cache: str = setting(
