@@ -22,6 +22,9 @@ hypothesis.settings.load_profile("untimed")
 os.environ["UMA_WEIGHTS"] = "as-is"
 os.environ["XDG_STATE_HOME"] = "/dev/null"
 
+# Tests run side by side, on cores that each of them needs: threads that wait for one another had better not spin.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 # What the shared pieces assert must hold under -O as well.
 pytest.register_assert_rewrite(*(file.stem for file in (Path(__file__).parent / "support").glob("*.py")))
 from daemon import ANSWER_S, Daemon  # noqa: E402

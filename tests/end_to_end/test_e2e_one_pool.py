@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import base64
 import collections
+import contextlib
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +29,7 @@ from engine_processes import engine_of, engines
 
 from umaserve.commands.barriers import of_daemon
 from umaserve.settings.model_files import default_model
-from umaserve.system.openmp import IDLE_POOL
+from umaserve.system.openmp import IDLE_POOL, MAX_IDLE, VARIABLES
 
 THREADS = 2
 TOKENS = 200
@@ -66,6 +69,25 @@ def switches(pid: int) -> int:
     return max(int(one["voluntary_ctxt_switches"]) for one in status)
 
 
+def names(pid: int) -> set[str]:
+    """The names of the process's threads; one that ends meanwhile has none."""
+    found = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add((task / "comm").read_text().strip())
+    return found
+
+
+@contextlib.contextmanager
+def running(source: str) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", source])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
@@ -98,6 +120,20 @@ def test_barriers_of_a_stream_spin(tmp_path: Path) -> None:
     before = switches(engine)
     stream(daemon, "There was a king")
     assert switches(engine) - before < SWITCHES_A_TOKEN * TOKENS
+    assert daemon.stop() == 0, daemon.logs
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) > MAX_IDLE, reason="with so many cores, barriers spin in any case")
+def test_barriers_sleep_where_other_programs_have_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    daemon = Daemon(tmp_path, env={"UMA_THREADS": str(THREADS)})
+    with contextlib.ExitStack() as busy:
+        for _ in range(os.cpu_count() or 1):
+            busy.enter_context(running("while True: pass"))
+        stream(daemon, tokens=8)
+        while IDLE_POOL not in names(engine_of(daemon)):
+            stream(daemon, tokens=8)
     assert daemon.stop() == 0, daemon.logs
 
 
