@@ -44,7 +44,8 @@ def test_a_healthy_box_has_nothing_wrong(tmp_path: Path, capsys: pytest.CaptureF
     assert main(flags) == 0
     out = capsys.readouterr().out
     assert out.endswith("Nothing is wrong.\n")
-    assert "llama.cpp uses" in out
+    # Where the processor has these instructions, doctor can't tell whether the build leaves them out.
+    assert ("AVX512-FP16" if "avx512_fp16" in instructions() else "llama.cpp uses") in out
     assert main([*flags, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["wrong"] == 0
