@@ -176,7 +176,7 @@ def test_draft_tokens_leave_what_can_not_be_cut_as_it_was(
     world: Make, architecture: str, monkeypatch: pytest.MonkeyPatch
 ):
     # Otherwise as many as this box's times justify, which may be none.
-    monkeypatch.setattr(policy, "_most_tokens_a_second", lambda limit, *_prices: limit)
+    monkeypatch.setattr(policy, "_draft_tokens", lambda _snapshot, streams, _target: policy._likeliest(streams))
     prompt = PROMPTS[1] * 6
     expected = world(architecture, speculation=False).answer(prompt, 120).tokens
 

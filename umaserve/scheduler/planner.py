@@ -263,9 +263,12 @@ class Planner:
         streams: list[Stream] = []
         prefill: list[Session] = []
         preparing = 0
+        may_draft = False
         for session in sessions:
             if session.state is State.DECODE:
-                streams.append(self._stream(session))
+                stream = self._stream(session)
+                streams.append(stream)
+                may_draft = may_draft or stream.draft_tokens > 0
             elif session.state is State.PREFILL and not session.holds:
                 if session.prepared is None:
                     preparing += 1
@@ -291,7 +294,7 @@ class Planner:
             held=held,
             last_adapters=self._last_adapters,
             drafting_s=self.draft_costs.drafting_s,
-            draft_seconds=self.draft_costs.seconds if len(streams) == 1 and streams[0].draft_tokens else {},
+            draft_seconds=self.draft_costs.seconds(len(streams)) if may_draft else {},
             preparing=preparing,
             prompts_apart=self._capacity.prompts_apart,
             parted=self._division.parted,

@@ -328,8 +328,8 @@ class Scheduler:
                 self._planning.scored(work, self._governor.learned, result.seconds)
             over = work.budget_s is not None and result.seconds > work.budget_s
             n_sessions = len({*work.sessions})  # A prompt in several pieces is there several times.
-            if n_sessions == 1 and not work.prefill_rows:
-                self._planning.draft_costs.observe(rows[0], result.seconds)
+            if not work.prefill_rows:
+                self._planning.draft_costs.observe(n_sessions, rows[0], result.seconds)
             self.metrics.observe_tick(result.seconds, sum(rows), n_sessions, over_budget=over, throttled=work.throttled)
 
     # -- state and metrics ---------------------------------------------------------------------------------------

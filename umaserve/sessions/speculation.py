@@ -10,7 +10,8 @@ import numpy as np
 
 from umaserve.sessions.ngram_cache import NGRAM, TOKEN_BITS, NgramCache
 
-MAX_DRAFT_TOKENS = 16
+MAX_DRAFT_TOKENS = 15
+"""The most that a stream has in a tick: with the token before them they fill a tile of 16 rows."""
 MAX_INDEXED = 4096
 """The last tokens of the prompt that are searched for repetition: each takes 14 bytes."""
 PRIOR = 0.6

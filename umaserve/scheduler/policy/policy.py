@@ -35,11 +35,11 @@ The rules, and why:
    stream starts no prompt.
    Beside streams, loading the prefix of a prompt that starts, and saving sequences that ended, count as prefill: of the
    prompts that start, all but the first wait for a tick that has time for it.
-8. Draft tokens are verified in ticks without prefill: as many as bring the most tokens a second, by the stream's
-   acceptance, in the time that ticks usually take: a rare longer one is made good by its tokens. With several streams,
-   they make a tick longer by at most the share ``MAX_SLOWDOWN``. For a stream alone, one of the sizes in
-   ``draft_costs.SIZES`` is chosen, by what such ticks took. Where that is not known, it is tried if its draft tokens
-   are all right at even odds, and if it fits the target with rows that take as long as a prompt's.
+8. Draft tokens are verified in ticks without prefill: as many as bring the most tokens a second, by the streams'
+   acceptance and by what such ticks took, in the time that ticks usually take: a rare longer one is made good by its
+   tokens. The likeliest ones fill one of the sizes in ``draft_costs.SIZES``. A size of which little is known is tried
+   if each of its draft tokens is right at even odds; with several streams, only if it pays with rows that take as long
+   as a prompt's. No stream waits longer for its tokens than without any by more than the share ``MAX_SLOWDOWN``.
 9. Runs with different LoRA adapters can't share a decode: the sets of adapters take turns, one tick each, and equal
    shares of what the decodes of all of them leave of the time between two tokens.
 10. Where prompts are not computed in the decode of the streams and no stream runs, the prompts of a burst start
@@ -67,12 +67,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 from umaserve.scheduler.draft_costs import SIZES
 from umaserve.scheduler.policy.burst import Burst, gathers
 from umaserve.scheduler.policy.planned_cells import PlannedCells
 from umaserve.scheduler.policy.snapshot import Held, Plan, Prompt, Snapshot, Stream, is_background, urgency
-from umaserve.sessions.cost_model import MIN_TICK_S
 from umaserve.sessions.decodes import WIDE_ROWS
 from umaserve.sessions.engine_api import Adapters
 
@@ -288,72 +288,61 @@ def _needed_share(snapshot: Snapshot, prompts: Sequence[Prompt]) -> float:
 
 def _with_draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: float) -> tuple[tuple[int, int], ...]:
     """Each stream with the number of draft tokens that pay."""
-    # In KV cells of their own, sequences with unequal numbers of rows are computed one after another.
-    one_by_one = snapshot.parted and len(streams) > 1
-    if one_by_one or snapshot.elsewhere.waits or not any(stream.draft_tokens for stream in streams):
+    chosen = _draft_tokens(snapshot, streams, target) if snapshot.draft_seconds else ()
+    if not chosen:
         return tuple([(stream.id, 0) for stream in streams])
-    if len(streams) == 1:
-        return ((streams[0].id, _draft_tokens_alone(snapshot, streams[0], target)),)
-    cost = snapshot.cost.times(1 / snapshot.caution)
-    row_s = max(cost.decode_row_s + cost.attention_s * snapshot.cached / 1000, MIN_TICK_S)
-    tick_s = max(cost.seconds(len(streams), 0, snapshot.cached), MIN_TICK_S)
-    left_s = min(_left_s(snapshot, target) - tick_s, MAX_SLOWDOWN * tick_s)
-    left_rows = snapshot.batch_tokens - len(streams)
-    decode = []
-    for stream in streams:
-        each_s = row_s + snapshot.drafting_s if stream.drafts else row_s
-        limit = min(stream.draft_tokens, left_rows, max(0, int(left_s / each_s)))
-        draft_tokens = _most_tokens_a_second(limit, stream.acceptance, len(streams), tick_s, each_s)
-        left_rows -= draft_tokens
-        left_s -= draft_tokens * each_s
-        decode.append((stream.id, draft_tokens))
-    return tuple(decode)
+    numbers = Counter([stream.id for _, stream in chosen])
+    return tuple([(stream.id, numbers[stream.id]) for stream in streams])
 
 
-def _left_s(snapshot: Snapshot, target: float) -> float:
-    """Seconds that a tick may take, for its token to be in time."""
-    return HEADROOM * target - max(snapshot.elsewhere.decode_s, snapshot.elsewhere.planned_s)
-
-
-def _draft_tokens_alone(snapshot: Snapshot, stream: Stream, target: float) -> int:
-    """How many draft tokens of a stream alone are verified."""
-    seconds = snapshot.draft_seconds
-    if not seconds:
-        return 0
-    left_s = _left_s(snapshot, target)
+def _draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: float) -> Sequence[tuple[float, Stream]]:
+    """The draft tokens that pay: how likely each is to be accepted, and its stream."""
+    seconds, n_streams = snapshot.draft_seconds, len(streams)
+    # In KV cells of their own, sequences with unequal numbers of rows are computed one after another.
+    one_by_one = snapshot.parted and n_streams > 1
+    if n_streams not in seconds or one_by_one or snapshot.elsewhere.waits:
+        return ()
+    without_s = seconds[n_streams]
+    left_s = HEADROOM * target - max(snapshot.elsewhere.decode_s, snapshot.elsewhere.planned_s)
     if snapshot.elsewhere.streaming:
-        left_s = min(left_s, (1 + MAX_SLOWDOWN) * seconds[1])
-    drafting_s = snapshot.drafting_s if stream.drafts else 0.0
+        left_s = min(left_s, (1 + MAX_SLOWDOWN) * without_s)
     cost = snapshot.cost.times(1 / snapshot.caution)
     row_s = cost.prefill_row_s + cost.attention_s * snapshot.cached / 1000
-    available = min(stream.draft_tokens, snapshot.batch_tokens - 1, SIZES[-1] - 1)
-    best, rate = 0, 1 / seconds[1]
-    for size, before in zip(SIZES, (1, *SIZES), strict=False):
-        if available < before:
-            break
-        number = min(size - 1, available)
-        if size not in seconds:
-            if stream.acceptance**number >= 0.5 and seconds[1] + number * (row_s + drafting_s) <= left_s:
-                return number
+    offered = _likeliest(streams)[: snapshot.batch_tokens - n_streams]
+    best, rate, before = 0, n_streams / without_s, 0
+    for size in SIZES:
+        number = min(max(size - n_streams, 0), len(offered))
+        if number == before:
             continue
-        tick_s = seconds[size] + number * drafting_s
-        tokens = sum([stream.acceptance**n for n in range(1 + number)])
-        if tick_s <= left_s and tokens / tick_s > rate:
-            best, rate = number, tokens / tick_s
-    return best
+        before, chosen = number, offered[:number]
+        known_s = seconds.get(size)
+        if known_s is None and chosen[-1][0] < 0.5:
+            continue
+        tick_s = without_s + number * row_s if known_s is None else known_s
+        tick_s += snapshot.drafting_s * sum([stream.drafts for _, stream in chosen])
+        tokens = _expected_tokens(streams, chosen)
+        if tick_s > min(left_s, (1 + MAX_SLOWDOWN) * without_s * min(tokens)):
+            continue
+        # What is tried for a stream alone keeps no other one waiting.
+        if sum(tokens) / tick_s > rate or (known_s is None and n_streams == 1):
+            best, rate = number, sum(tokens) / tick_s
+            if known_s is None:
+                break
+    return offered[:best]
 
 
-def _most_tokens_a_second(limit: int, acceptance: float, tokens: float, seconds: float, each_s: float) -> int:
-    """How many draft tokens of a stream, at most ``limit``, give all streams the most tokens a second: without any,
-    these get ``tokens`` in ``seconds``."""
-    best, rate = 0, tokens / seconds
-    right = 1.0
-    for number in range(1, limit + 1):
-        right *= acceptance
-        tokens += right
-        if tokens / (seconds + number * each_s) > rate:
-            best, rate = number, tokens / (seconds + number * each_s)
-    return best
+def _likeliest(streams: Sequence[Stream]) -> list[tuple[float, Stream]]:
+    """All draft tokens of ``streams``, the likeliest ones to be accepted first."""
+    offered = [(stream.acceptance ** (1 + place), stream) for stream in streams for place in range(stream.draft_tokens)]
+    return sorted(offered, key=itemgetter(0), reverse=True)
+
+
+def _expected_tokens(streams: Sequence[Stream], draft_tokens: Sequence[tuple[float, Stream]]) -> Sequence[float]:
+    """Tokens that each stream gets of a tick, on average."""
+    tokens = {stream.id: 1.0 for stream in streams}
+    for likely, stream in draft_tokens:
+        tokens[stream.id] += likely
+    return [*tokens.values()]
 
 
 def _urgency(prompt: Prompt, now: float) -> tuple[bool, bool, bool, float, int]:

@@ -118,7 +118,8 @@ class Snapshot:
     caution: float = 1.0
     """How many times as much as a tick usually takes ``cost`` says."""
     draft_seconds: Mapping[int, float] = field(default_factory=dict)
-    """Seconds of a tick with draft tokens of a stream alone, by its size (``DraftCosts.seconds``)."""
+    """Seconds of a tick of ``streams`` without draft tokens, by their number, and of those with some by their sizes
+    (``DraftCosts.seconds``)."""
     preparing: int = 0
     """Requests that have arrived and are not prepared yet."""
     prompts_apart: bool = False
