@@ -77,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         binary = llama_server.binary()
         models = [find(model) for model in options.models or [""]]
+        layouts = options.layouts or list(LAYOUTS)
     except (ConfigError, ModelError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     if binary is None:
@@ -91,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for model, measured in results.items():
             measured.update(_kept(options.results, Path(model).name, loads))
             missing = [load for load in loads if load not in measured]
-            for load, found in _measured(model, missing, binary, options.layouts, options.repeats):
+            for load, found in _measured(model, missing, binary, layouts, options.repeats):
                 measured[load] = found
                 _keep(options.results, Path(model).name, load, found)
     except (subprocess.CalledProcessError, RuntimeError) as error:
@@ -103,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"## The matrix: {Path(model).name}, runs: {options.repeats}\n\n{_report(of)}")
         if left_out := [load for load in loads if load not in of]:
             print(f"Left out: {'; '.join(map(str, left_out))}.\n")
-    print(_NOTES.format(layouts=", ".join(options.layouts), repeats=options.repeats))
+    print(_NOTES.format(layouts=", ".join(layouts), repeats=options.repeats))
     print(f"{machine()}. Load average before: {before}; after: {load_average()}.", flush=True)
     if failed is not None:
         parser.exit(1, failed)
@@ -122,7 +123,9 @@ def _parser() -> argparse.ArgumentParser:
         help_ = f"{what} (default: {' '.join(map(str, default))})"
         parser.add_argument(f"--{name}", type=int, nargs="+", metavar="N", default=default, help=help_)
     parser.add_argument("--models", nargs="+", metavar="FILE", help="GGUF files (default: the default model)")
-    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="ways to run llama-server")
+    parser.add_argument(
+        "--layouts", nargs="+", action="extend", choices=LAYOUTS, help="ways to run llama-server (default: all)"
+    )
     parser.add_argument("--no-talks", action="store_true", help="leave out the conversations")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="rounds (default: %(default)s)")
     parser.add_argument(
