@@ -33,9 +33,10 @@ REQUESTS: Sequence[dict[str, Any]] = (
 )
 """What follows is never in doubt, so rounding doesn't show."""
 QUIET_S = 30.0
-LOAD_S = 5.0
-SPARED_S = 15.0
-"""Since the requests fail of a model whose load is killed three times in a row, as they should."""
+LOAD_S = 10.0
+SPARED_S = 30.0
+"""After one was killed that may still load, or have no token yet: requests fail whose engine is killed a few times in a
+row without progress, as they should, and on a busy box a load takes seconds."""
 TOLD_EVERY = 100
 SOCKETS = 9
 """The daemon's to an engine."""
