@@ -15,9 +15,6 @@ FIRST_CHECKPOINT = 1024
 on computes at most half of the rest again, and all of them together take no more memory than twice the prompt."""
 MIN_CHECKPOINT = 16
 """The fewest tokens that a checkpoint saves over the one before."""
-MIN_BEFORE_END = 64
-"""The fewest that the last one saves, unless an earlier prompt had the same tokens: a short prompt seldom comes twice,
-and costs less than what all prompts would wait for a further decode."""
 
 
 class Checkpoints:
@@ -32,13 +29,13 @@ class Checkpoints:
         last = len(tokens) - BEFORE_END
         if last < MIN_CHECKPOINT:
             return
-        wanted = {last: MIN_BEFORE_END, min(known, last): MIN_CHECKPOINT}
+        wanted = {last, min(known, last)}
         length = FIRST_CHECKPOINT
         while length < last:
-            wanted[length] = MIN_CHECKPOINT
+            wanted.add(length)
             length *= 2
-        for length, least in sorted((without_parts(tokens, length), least) for length, least in wanted.items()):
-            if length - max([reused, *self._lengths[-1:]]) >= least:
+        for length in sorted(without_parts(tokens, length) for length in wanted):
+            if length - max([reused, *self._lengths[-1:]]) >= MIN_CHECKPOINT:
                 self._lengths.append(length)
 
     def __contains__(self, length: int) -> bool:
