@@ -616,6 +616,29 @@ const found = {
 node.remove();
 return found;
 """
+MARKED = """
+const { AnswerText } = await import("/page/answers/answer_text.js");
+const [text, grows] = values;
+return [...text].map((_, at) => {
+  const node = document.createElement("div");
+  const drawn = new AnswerText(node);
+  const marks = [{ at, values: { temperature: 1 } }];
+  if (grows) {
+    for (let end = at; end < text.length; end += 1) {
+      drawn.draw({ text: text.slice(0, end), tokens: [], marks }, false);
+    }
+  }
+  drawn.draw({ text, tokens: [], marks }, false);
+  const found = document.createRange();
+  const all = node.querySelectorAll(".mark");
+  if (all.length !== 1) return `${all.length} marks`;
+  for (const name of node.querySelectorAll("figcaption, summary")) name.remove();
+  found.selectNodeContents(node);
+  found.setEndBefore(all[0]);
+  return found.toString();
+});
+"""
+"""Marks each place of a text in turn; returns what is to be seen before each mark."""
 TAGS = {
     *("p", "h3", "h4", "h5", "h6", "hr", "ul", "ol", "li", "blockquote", "strong", "em", "del", "a", "code"),
     "pre",
@@ -656,6 +679,19 @@ def test_text_that_grows_is_drawn_as_if_it_came_at_once(browser: Browser, daemon
     browser.open(daemon.http)
     at_once, grown = (browser.module(DRAW, MARKDOWN, shaded, pieces)["html"] for pieces in (1, len(MARKDOWN)))
     assert at_once == grown
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_mark_stands_before_the_first_text_written_with_it(browser: Browser, daemon: Daemon, grows: bool):
+    browser.open(daemon.http)
+    text = f"**Bold** and `code`, [a](https://ok.example/x)  \n***\n```js\n1\n```\n\n{MARKDOWN}End"
+    before = browser.module(MARKED, text, grows)
+    plain = before[-1]
+    assert all(plain.startswith(each) for each in before)
+    assert [len(each) for each in before] == sorted(len(each) for each in before)
+    assert (before[0], before[text.index("** and") - 1], before[text.index("** and")]) == ("", "Bol", "Bold")
+    assert before[text.index("/x)")] == before[text.index("  \n")] == "Bold and code, a"
+    assert plain.endswith("\u0645\u0631\u062d\u0628\u0627\nEn")
 
 
 @pytest.mark.parametrize(

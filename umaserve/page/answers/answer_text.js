@@ -33,9 +33,10 @@ export class AnswerText {
     const last = this.#drawn.pop();
     last?.node.remove();
     for (const block of parseBlocks(answer.text, last?.block.start ?? 0)) {
-      const before = this.#drawn[this.#drawn.length - 1]?.block.end ?? 0;
-      const node = renderBlock(block, painter(answer, before, block.end, shaded));
-      this.#drawn.push({ block, node });
+      const before = this.#drawn[this.#drawn.length - 1]?.marked ?? 0;
+      const { paint, marked } = painter(answer, before, shaded);
+      const node = renderBlock(block, paint);
+      this.#drawn.push({ block, node, marked: marked() });
       this.#node.append(node);
       // Tokens are shown as they were written.
       if (!shaded) setFormulas(node);
@@ -45,28 +46,29 @@ export class AnswerText {
   }
 }
 
-/** Makes the nodes of a block's text in order: its marks, and its tokens if they are to be seen. */
-function painter(answer, from, to, shaded) {
-  const marks = answer.marks.filter(({ at }) => at >= from && at < to);
-  let passed = answer.marks.filter(({ at }) => at < from).length;
-  if (!shaded && passed === 0 && marks.length === 0) return (text) => visible(text);
-
-  return (text, at) => {
+/**
+ * Makes the nodes of a block's text in order: its tokens, if they are to be seen, and the marks after the first `passed`
+ * ones. A mark stands before the first text to be seen that was written with it, which may be in a later block: where it
+ * was made there may be nothing to be seen, as in a link's address or before the asterisks that end bold text.
+ */
+function painter(answer, passed, shaded) {
+  const { marks } = answer;
+  const paint = (text, at) => {
+    if (!shaded && marks.length === 0) return visible(text);
     const nodes = [];
     const end = at + text.length;
     let next = shaded ? firstAfter(answer.tokens, at) : 0;
     for (let i = at; i < end; ) {
-      while (marks.length > 0 && marks[0].at <= i) {
-        nodes.push(markNode(marks.shift(), (passed += 1)));
-      }
+      while (passed < marks.length && marks[passed].at <= i) nodes.push(markNode(marks[passed++], passed));
       const token = shaded ? answer.tokens[next] : undefined;
-      const stop = Math.min(end, token?.end ?? end, marks[0]?.at ?? end);
+      const stop = Math.min(end, token?.end ?? end, marks[passed]?.at ?? end);
       nodes.push(piece(visible(text.slice(i - at, stop - at)), passed, token, next));
       i = stop;
       if (token && token.end <= i) next += 1;
     }
     return nodes;
   };
+  return { paint, marked: () => passed };
 }
 
 function piece(text, passed, token, number) {
