@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 
@@ -18,6 +19,8 @@ class Box:
     def __init__(self, cores: int = 2, *, tells: bool = True, seed: int = 0, known: Cost | None = None) -> None:
         self.cores = cores
         self.taken = 0
+        self.speed_up = 2.0
+        """Of two threads with a core each, beside one."""
         self.now = 0.0
         self.tells = tells
         self.random = random.Random(seed)
@@ -29,7 +32,7 @@ class Box:
         return CoreUse(idle, self.taken) if self.tells else None
 
     def seconds(self, threads: int, rows: int = 1) -> float:
-        alone = 0.012 * rows / threads
+        alone = 0.012 * rows / threads ** math.log2(self.speed_up)
         noise = self.random.uniform(0.95, 1.1)
         return alone * noise * (1 if threads <= self.cores - self.taken else 10)
 
@@ -151,8 +154,10 @@ def test_fewer_are_tried_when_ticks_get_slower_whatever_the_kernel_says() -> Non
     assert box.run(4) > 0.9
 
 
-def test_a_trial_that_makes_ticks_much_slower_ends_after_two() -> None:
+@pytest.mark.parametrize("speed_up", [1.4, 2.0])
+def test_a_trial_that_makes_ticks_slower_ends_after_two(speed_up: float) -> None:
     box = Box(tells=False)
+    box.speed_up = speed_up
     box.run(SETTLED_S + 2)
     assert box.used.count(1) == 2
     assert box.governor.threads == 2

@@ -15,8 +15,9 @@ reference, is known for each number of threads. The rules, and why:
    times as long. If the kernel reports nothing, it is tried after ``BLIND_FACTOR`` times as long; if it reports no idle
    core, after ``MAX_PATIENCE_S``. The patience doubles after each trial that does not help.
 4. A trial takes ``LATE_TICKS``, or three if what is tried is ``HOPELESS`` times as fast. It ends after two ticks that
-   are both ``LIKE_ENOUGH`` times as slow as before: with many streams, five would take seconds. Where two ticks were
-   slow by chance, rules 2 and 3 come back to it. Ticks with prompts have no part in a trial of one fewer that nothing
+   are both ``FAILED`` times as slow as before: with many streams, five would take seconds, and one of two threads that
+   both have a core computes 1.5 to 1.6 times as slowly. Where two ticks were slow by chance, rules 2 and 3 come back to
+   it. Ticks with prompts have no part in a trial of one fewer that nothing
    but time or some slowness suggests: five of them may take seconds, in which somebody waits twice as long for a first
    token.
 """
@@ -36,8 +37,9 @@ SLOWED = 1.2
 """Slowness above which one thread fewer is first tried, in multiples of the reference."""
 HOPELESS = 2.0
 LIKE_ENOUGH = 1.5
-"""The cost model does not learn from ticks slower than this: something else delayed them. A trial of ticks that are all
-slower than this many times the present ones has failed."""
+"""The cost model does not learn from ticks slower than this: something else delayed them."""
+FAILED = 1.2
+"""A trial of ticks that are all slower than this many times the present ones has failed."""
 SETTLED_TICKS = 16
 SETTLED_S = 5.0
 """Seconds of computing before one thread fewer is first tried without a word of the kernel."""
@@ -151,7 +153,7 @@ class ThreadGovernor:
     def _judge_trial(self, n: int, before: int, now: float) -> None:
         present = self._slowness(before)
         ratio = self._slowness(n) / present
-        fails = min(self._late[n]) > LIKE_ENOUGH * present
+        fails = min(self._late[n]) > FAILED * present
         if not fails and len(self._late[n]) < (3 if ratio < 1 / HOPELESS else LATE_TICKS):
             return
         better = ratio < (MARGIN if n < before else 1.0)
