@@ -107,11 +107,13 @@ def test_the_kernel_s_word_is_enough_for_a_first_trial() -> None:
     assert box.governor.threads == 1
 
 
-def test_what_others_did_before_a_request_is_no_reason_for_a_trial() -> None:
+@pytest.mark.parametrize(("before_s", "others"), [(0.3, 2.0), (SETTLED_S + 1, 0.4)])
+def test_what_others_did_before_a_request_is_no_reason_for_a_trial(before_s: float, others: float) -> None:
     box = Box()
-    reports = {"now": CoreUse(0.0, 2.0)}
+    reports = {"now": CoreUse(0.5, 0.0)}
     box.governor._core_use = lambda: reports["now"]
-    box.run(0.3)
+    box.run(before_s)
+    reports["now"] = CoreUse(0.0, others)
     box.now += 60.0
     box.run(0.4)
     assert set(box.used) == {2}, "the report may still be that of the pause"

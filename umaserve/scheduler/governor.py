@@ -183,11 +183,12 @@ class ThreadGovernor:
             self._watched_since = now
         self._watched_at = now
         use = self._core_use()
-        if use is not None and use.others >= TAKEN_CORES and now - self._watched_since >= WATCHED_S:
+        others = use.others if use is not None and now - self._watched_since >= WATCHED_S else 0.0
+        if others >= TAKEN_CORES:
             self._try(n - 1)
         elif self._computed_s >= SETTLED_S:
             slowness = self._slowness(n)
-            if slowness > SLOWED or use is None or use.others >= OTHERS_CORES:
+            if slowness > SLOWED or use is None or others >= OTHERS_CORES:
                 self._try(n - 1, spares_prompts=slowness <= HOPELESS)
 
     def _may_be_free(self, now: float) -> bool:
