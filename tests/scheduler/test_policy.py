@@ -897,6 +897,26 @@ PLANS = {
         snapshot([prompt(1, remaining=WIDE_ROWS), prompt(2)], cost=Cost(0.0, 0.0, 1e-6), prompts_apart=True),
         did((), ((1, WIDE_ROWS - 1), (2, 9))),
     ),
+    "all of one that fits a tick": (
+        snapshot([prompt(1, remaining=WIDE_ROWS - 1), prompt(2)], cost=FREE, prompts_apart=True),
+        did((), ((1, WIDE_ROWS - 1), (2, 10))),
+    ),
+    "all of one whose answers are drawn at random": (
+        snapshot([prompt(1, remaining=WIDE_ROWS, random=True), prompt(2)], cost=FREE, prompts_apart=True),
+        did((), ((1, WIDE_ROWS), (2, 10))),
+    ),
+    "but its last tokens if others are prepared": (
+        snapshot([prompt(1, arrived_at=NOW - GATHER_S), prompt(2)], preparing=1, cost=FREE, prompts_apart=True),
+        did((), ((1, 9), (2, 9))),
+    ),
+    "or if not all have the same adapters": (
+        snapshot([prompt(1), prompt(2, adapters=ADAPTERS[1])], cost=FREE, prompts_apart=True),
+        did((), ((1, 9),)),
+    ),
+    "or if it does not fit": (
+        snapshot([prompt(number, remaining=50) for number in (1, 2, 3)], cost=ROW_OF_10_MS, prompts_apart=True),
+        did((), ((1, 49), (2, 49))),
+    ),
     "all of them where prompts share a decode": (
         snapshot([prompt(1, remaining=WIDE_ROWS), prompt(2)], cost=FREE),
         did((), ((1, WIDE_ROWS), (2, 10))),
@@ -1108,7 +1128,13 @@ GUESSES_OF_SEVERAL = {
     "some to learn what they cost": (guessers([0.9] * 4, {4: 0.02}, cost=Cost(0.0, 0.005, 0.001)), (1, 1, 1, 1)),
     "none that can't pay": (guessers([0.6] * 4, {4: 0.02}, cost=Cost(0.0, 0.005, 0.005)), (0, 0, 0, 0)),
     "none before a tick without any": (guessers([0.9] * 4, {}), (0, 0, 0, 0)),
-    "none that are computed one after another": (guessers([0.9] * 4, FOUR, parted=True), (0, 0, 0, 0)),
+    "one each in cells of their own": (guessers([0.9, 0.9, 0.9, 0.6], FOUR | {8: 0.024}, parted=True), (1, 1, 1, 1)),
+    "equally many in a tile": (guessers([0.9] * 3, {3: 0.02, 4: 0.02, 8: 0.024, 16: 1.0}, parted=True), (1, 1, 1)),
+    "equally many in the batch": (guessers([0.9] * 4, FOUR | {8: 0.022}, parted=True, batch_tokens=7), (0, 0, 0, 0)),
+    "none if one has none": (
+        snapshot([], [GUESSER, GUESSER._replace(id=2, draft_tokens=0)], draft_seconds={2: 0.02, 4: 0.02}, parted=True),
+        (0, 0),
+    ),
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from umaserve.scheduler.policy.snapshot import AGING_S, Prompt, Snapshot
 from umaserve.sessions.decodes import WIDE_ROWS
+from umaserve.sessions.engine_api import Adapters
 
 BURST_S = 0.2
 """Prompts that arrive within this time are a burst."""
@@ -17,8 +18,9 @@ prepared ones takes."""
 class Burst:
     """Prompts that are computed together while no stream runs, and then start together (rule 10)."""
 
-    def __init__(self, snapshot: Snapshot, queue: Sequence[Prompt]) -> None:
-        """``queue``: all prompts, the most urgent first."""
+    def __init__(self, snapshot: Snapshot, queue: Sequence[Prompt], adapters: Adapters, rows: int) -> None:
+        """``queue``: all prompts, the most urgent first. ``rows``: those that the tick has for prompts with these
+        ``adapters``."""
         self._now = snapshot.now
         self._preparing = snapshot.preparing > 0
         self._alone = len(queue) == 1 and not snapshot.preparing and not snapshot.streams
@@ -34,6 +36,12 @@ class Burst:
         self._unready = [prompt for prompt in running if not _is_ready(prompt)]
         several = len(running) + snapshot.preparing > 1
         self._possible = snapshot.prompts_apart and several and not snapshot.streams
+        self._at_once = (
+            not snapshot.preparing
+            and len(self._unready) == len(running)
+            and all(prompt.adapters == adapters and _may_end(prompt, prompt.remaining) for prompt in running)
+            and sum([prompt.remaining for prompt in running]) <= rows
+        )
 
     def holds(self, prompt: Prompt) -> bool:
         """Whether the computed ``prompt`` waits for others."""
@@ -50,7 +58,9 @@ class Burst:
         """Whether the last of its ``tokens`` has to wait for a later tick."""
         if tokens < prompt.remaining or tokens == 1:
             return False
-        return tokens >= WIDE_ROWS and not prompt.random if self._alone else self._possible
+        if self._alone:
+            return not _may_end(prompt, tokens)
+        return self._possible and not self._at_once
 
 
 def gathers(snapshot: Snapshot) -> bool:
@@ -64,6 +74,11 @@ def gathers(snapshot: Snapshot) -> bool:
     computing_s = snapshot.cost.seconds(0, sum([prompt.remaining for prompt in prompts]), 0)
     waited_s = snapshot.now - min([prompt.arrived_at for prompt in prompts])
     return waited_s < min(GATHER_S, GATHER_SHARE * computing_s)
+
+
+def _may_end(prompt: Prompt, tokens: int) -> bool:
+    """Whether the last of its ``tokens`` may have no tick of its own (rule 4)."""
+    return tokens < WIDE_ROWS or prompt.random
 
 
 def _is_ready(prompt: Prompt) -> bool:

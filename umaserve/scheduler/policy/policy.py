@@ -37,13 +37,16 @@ The rules, and why:
    prompts that start, all but the first wait for a tick that has time for it.
 8. Draft tokens are verified in ticks without prefill: as many as bring the most tokens a second, by the streams'
    acceptance and by what such ticks took, in the time that ticks usually take: a rare longer one is made good by its
-   tokens. The likeliest ones fill one of the sizes in ``draft_costs.SIZES``. A size of which little is known is tried
-   if each of its draft tokens is right at even odds; with several streams, only if it pays with rows that take as long
-   as a prompt's. No stream waits longer for its tokens than without any by more than the share ``MAX_SLOWDOWN``.
+   tokens. The likeliest ones fill one of the sizes in ``draft_costs.SIZES``; where each sequence has KV cells of its
+   own, all streams have equally many, since llama.cpp computes unequal ones one after another. A size of which little
+   is known is tried if each of its draft tokens is right at even odds; with several streams, only if it pays with rows
+   that take as long as a prompt's. No stream waits longer for its tokens than without any by more than the share
+   ``MAX_SLOWDOWN``.
 9. Runs with different LoRA adapters can't share a decode: the sets of adapters take turns, one tick each, and equal
    shares of what the decodes of all of them leave of the time between two tokens.
 10. Where prompts are not computed in the decode of the streams and no stream runs, the prompts of a burst start
-   together: each is computed up to its last token, and all last tokens have one tick. Prompts beside a stream are
+   together: each is computed up to its last token, and all last tokens have one tick; or all of them whole, if they
+   fit one tick and rule 4 wants none of their last tokens apart. Prompts beside a stream are
    computed at half the speed (every tick then has a decode for the stream, and little time for them), and the first
    streams would keep all others waiting. A prompt waits for those that arrived at most ``BURST_S`` after it, not for
    less urgent classes, not beyond ``AGING_S``, and not in the middle of its answer. Before the first of them is
@@ -146,7 +149,7 @@ def _plan(snapshot: Snapshot, queue: Sequence[Prompt], adapters: Adapters, n_set
     has_turn = not beside or _has_turn(snapshot)
     mean_s = (_decodes_s(snapshot, [len(streams)]) + others_s) / n_sets
     rows = limit = _prefill_rows(snapshot, prompts, len(streams), mean_s, target) if has_turn else 0
-    burst = Burst(snapshot, queue)
+    burst = Burst(snapshot, queue, adapters, rows)
     each, least = 0, 1
     if snapshot.prompts_apart:
         # Without streams, short prompts share a decode, and no token waits for the rest.
@@ -298,9 +301,7 @@ def _with_draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: fl
 def _draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: float) -> Sequence[tuple[float, Stream]]:
     """The draft tokens that pay: how likely each is to be accepted, and its stream."""
     seconds, n_streams = snapshot.draft_seconds, len(streams)
-    # In KV cells of their own, sequences with unequal numbers of rows are computed one after another.
-    one_by_one = snapshot.parted and n_streams > 1
-    if n_streams not in seconds or one_by_one or snapshot.elsewhere.waits:
+    if n_streams not in seconds or snapshot.elsewhere.waits:
         return ()
     without_s = seconds[n_streams]
     left_s = HEADROOM * target - max(snapshot.elsewhere.decode_s, snapshot.elsewhere.planned_s)
@@ -308,15 +309,18 @@ def _draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: float) 
         left_s = min(left_s, (1 + MAX_SLOWDOWN) * without_s)
     cost = snapshot.cost.times(1 / snapshot.caution)
     row_s = cost.prefill_row_s + cost.attention_s * snapshot.cached / 1000
-    offered = _likeliest(streams)[: snapshot.batch_tokens - n_streams]
+    together = n_streams if snapshot.parted else 1
+    offered = _each_equally(streams) if together > 1 else _likeliest(streams)
+    offered = offered[: snapshot.batch_tokens - n_streams]
     best, rate, before = 0, n_streams / without_s, 0
     for size in SIZES:
         number = min(max(size - n_streams, 0), len(offered))
+        number -= number % together
         if number == before:
             continue
         before, chosen = number, offered[:number]
         known_s = seconds.get(size)
-        if known_s is None and chosen[-1][0] < 0.5:
+        if known_s is None and min(likely for likely, _ in chosen[-together:]) < 0.5:
             continue
         tick_s = without_s + number * row_s if known_s is None else known_s
         tick_s += snapshot.drafting_s * sum([stream.drafts for _, stream in chosen])
@@ -335,6 +339,12 @@ def _likeliest(streams: Sequence[Stream]) -> list[tuple[float, Stream]]:
     """All draft tokens of ``streams``, the likeliest ones to be accepted first."""
     offered = [(stream.acceptance ** (1 + place), stream) for stream in streams for place in range(stream.draft_tokens)]
     return sorted(offered, key=itemgetter(0), reverse=True)
+
+
+def _each_equally(streams: Sequence[Stream]) -> list[tuple[float, Stream]]:
+    """The draft tokens of all streams, equally many of each: as many as all have."""
+    places = range(min(stream.draft_tokens for stream in streams))
+    return [(stream.acceptance ** (1 + place), stream) for place in places for stream in streams]
 
 
 def _expected_tokens(streams: Sequence[Stream], draft_tokens: Sequence[tuple[float, Stream]]) -> Sequence[float]:
