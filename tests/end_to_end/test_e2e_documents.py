@@ -57,6 +57,8 @@ def elsewhere(text: str, folder: Path, daemon: str = "") -> str:
     if daemon:
         text = text.replace("127.0.0.1:8080", daemon)
         text = re.sub(r"umaserve (chat|launch) ", rf"umaserve \1 --url http://{daemon} ", text)
+        # Random answers may go on and on, and call a tool after each.
+        text = text.replace("umaserve chat ", "umaserve chat --max-tokens 64 ")
     text = text.replace("/tmp/uma-", f"{folder}/uma-")
     ports = sorted(set(re.findall(r":(8\d{3})\b", text)))
     for port, free in zip(ports, free_ports(len(ports)), strict=True):

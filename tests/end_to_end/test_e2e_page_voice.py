@@ -196,8 +196,10 @@ def test_a_conversation_goes_on_by_voice_and_in_writing(browser: Browser, hearin
     assert [turn["role"] for turn in turns[:3]] == ["user", "assistant", "user"]
     assert turns[2]["content"][0]["type"] == "audio"
     browser.wait_for_end()
-    # Talking again has the sound go along.
+    # Talking again has the sound go along, in a new session.
+    before = len(sent(browser, "session.created"))
     browser.press("Talk")
+    browser.wait(lambda: len(sent(browser, "session.created")) > before)
     wait_for(browser, "idle", "Talk: it listens.")
     wire = browser.js("return window.wire")
     begun = max(i for i, message in enumerate(wire) if message["type"] == "session.created")
