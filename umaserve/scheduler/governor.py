@@ -15,11 +15,10 @@ reference, is known for each number of threads. The rules, and why:
    times as long. If the kernel reports nothing, it is tried after ``BLIND_FACTOR`` times as long; if it reports no idle
    core, after ``MAX_PATIENCE_S``. The patience doubles after each trial that does not help.
 4. A trial takes ``LATE_TICKS``, or three if what is tried is ``HOPELESS`` times as fast. It ends after two ticks that
-   are both ``FAILED`` times as slow as before: with many streams, five would take seconds, and one of two threads that
-   both have a core computes 1.5 to 1.6 times as slowly. Where two ticks were slow by chance, rules 2 and 3 come back to
-   it. Ticks with prompts have no part in a trial of one fewer that nothing
-   but time or some slowness suggests: five of them may take seconds, in which somebody waits twice as long for a first
-   token.
+   are both ``FAILED`` times as slow as before: with many streams, five would take seconds, and one thread in place of
+   two that both have a core takes 1.5 to 2 times as long. Where two ticks were slow by chance, rules 2 and 3 come back
+   to it. Ticks with prompts have no part in a trial of one fewer that nothing but time or some slowness suggests: five
+   of them may take seconds, in which somebody waits twice as long for a first token.
 """
 
 from __future__ import annotations
