@@ -216,9 +216,28 @@ def test_what_can_be_cut_has_sequences_to_keep(world: Make):
     assert world("llama").engine.capacity.sequences == 4 + KEPT_SEQUENCES
 
 
-@pytest.mark.parametrize(("architecture", "divided"), [("llama", True), ("deepseek32", False), ("minimax-m3", False)])
+@pytest.mark.parametrize(
+    ("architecture", "divided"),
+    [("llama", True), ("gemma3", True), ("mamba", False), ("deepseek32", False), ("minimax-m3", False)],
+)
 def test_cells_are_divided_where_a_sequence_can_be_moved_between_parts(world: Make, architecture: str, divided: bool):
     assert bool(world(architecture).engine.capacity.divisions) == divided
+
+
+@pytest.mark.parametrize("architecture", ["exaone4", "gemma3", "gpt-oss", "llama4"])
+def test_who_outgrows_its_part_goes_on_in_cells_of_all_and_so_do_the_others(
+    world: Make, architecture: str, monkeypatch: pytest.MonkeyPatch
+):
+    crowded = world(architecture, n_ctx=1024)
+    assert crowded.engine.capacity.divisions[0] == (4, 256)
+    expected = [world(architecture, n_ctx=1024).answer(prompt, 120).tokens for prompt in PROMPTS]
+    divided: list[int] = []
+    divide = Model.divide
+    monkeypatch.setattr(Model, "divide", lambda model, parts: (divided.append(parts), divide(model, parts)))
+    answers = [crowded.ask(prompt, 120) for prompt in PROMPTS]
+    crowded.finish()
+    assert divided
+    assert [answer.tokens for answer in answers] == expected
 
 
 # -- what a model can't do ---------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from umaserve.sessions.engine_api import SavedBytes
 _HEAD = struct.Struct("<8s16s16sQI")
 """Head of a file: magic, model, scope, bytes of data, tokens."""
 _CHECKSUM = struct.Struct("<I")
-MAGIC = b"umakv001"
-"""Magic of a file, with the version of this format, and of what ``Cells`` saves."""
+MAGIC = b"umakv002"
+"""Magic of a file, with the version of this format, and of ``saved_form``."""
 KEY_BYTES = 16
 """Bytes in a key: of a model, a scope or a sequence."""
 PIECE_BYTES = 1 << 20

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Callable, Sequence
 
 import llama_cpp
 
+from umaserve.engine.llama import saved_form
 from umaserve.engine.llama.batch import Batch
 from umaserve.engine.llama.host_memory import HostMemory, Scratch
 from umaserve.engine.llama.model import CELLS_ROUNDED_TO, Model
 from umaserve.engine.llama.positions import Positions
+from umaserve.engine.llama.saved_form import HEAD_BYTES, MARGIN, Place
 from umaserve.sessions.engine_api import Run, SavedBytes
 from umaserve.sessions.kv_operations import Copy, Divide, KVOperation, Load, Move, Release, Save, Shed
 
-_HEAD = struct.Struct("<II")
-"""Beginning of the state of a sequence in llama.cpp's form: a magic number and its version."""
-_COUNT = struct.Struct("<I")
-MAX_PARTS = 256
 _WITHOUT_FULL_ATTENTION = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-MARGIN = _COUNT.size * MAX_PARTS
-"""Bytes before and behind a saved sequence, see ``Cells._save``."""
 
 
 class Cells:
@@ -30,6 +25,7 @@ class Cells:
     def __init__(self, model: Model, host_bytes: int) -> None:
         self.positions = Positions()
         self._model = model
+        self._sections = _sections(model)
         self._host = HostMemory(host_bytes) if host_bytes else None
         self._scratch = Scratch()
 
@@ -41,7 +37,7 @@ class Cells:
         """Execute all ``kv_operations``, in order; returns whether all succeeded. Raises ``ModelError`` if the cells
         could not be divided."""
         done = True
-        copied: tuple[int, ctypes.Array[ctypes.c_uint8]] | None = None
+        copied: tuple[int, Place] | None = None
         """The source of the latest copy, and its state: many may begin with one."""
         for move in kv_operations:
             match move:
@@ -96,56 +92,57 @@ class Cells:
         """The bytes of a saved sequence, to read or write; from any thread."""
         return memoryview(self._place(offset, size)).cast("B")
 
-    def _place(self, offset: int, size: int) -> ctypes.Array[ctypes.c_uint8]:
+    def _place(self, offset: int, size: int) -> Place:
         assert self._host is not None
         return self._host.place(offset, size)
 
-    def _state(
-        self, slot: int, place_of: Callable[[int], ctypes.Array[ctypes.c_uint8]]
-    ) -> ctypes.Array[ctypes.c_uint8]:
+    def _state(self, slot: int, place_of: Callable[[int], Place]) -> Place:
         """State of the sequence as ``_save`` makes it, in a place of as many bytes as that takes."""
-        size: int = llama_cpp.llama_state_seq_get_size(self._model.context, slot) - _divided_bytes(self._model)
+        size: int = llama_cpp.llama_state_seq_get_size(self._model.context, slot) - self._divided_bytes()
         place = place_of(size + 2 * MARGIN)
         if not self._save(place, slot):
             raise RuntimeError(f"the state of sequence {slot} has another size than llama.cpp said")
         return place
 
-    # Where the cells are divided, a state has the number of cells of each part: zeros before and behind the sequence's
-    # own. They are written into the margins, and what lies between them is the state as it is without a division.
+    def _save(self, place: Place, slot: int) -> bool:
+        model = self._model
+        size = len(place) - 2 * MARGIN + self._divided_bytes()
+        begin = saved_form.begin(slot, model.parts)
+        state = (ctypes.c_uint8 * size).from_buffer(place, begin)
+        written = int(llama_cpp.llama_state_seq_get_data(model.context, state, size, slot))
+        # A sliding window may have less to save than its most.
+        if not 0 < written <= size:
+            return False
+        last = 0
+        if self._sections > 1:
+            last = llama_cpp.llama_state_seq_get_size_ext(model.context, slot, _WITHOUT_FULL_ATTENTION) - HEAD_BYTES
+        saved_form.note(place, model.parts, written, last)
+        saved_form.undivide(place, slot, model.parts)
+        return True
 
-    def _save(self, place: ctypes.Array[ctypes.c_uint8], slot: int) -> bool:
-        before = _COUNT.size * slot if self._model.parts else 0
-        size = len(place) - 2 * MARGIN + _divided_bytes(self._model)
-        begin = (ctypes.c_uint8 * size).from_buffer(place, MARGIN - before)
-        written = llama_cpp.llama_state_seq_get_data(self._model.context, begin, size, slot)
-        if self._model.parts:
-            undivided = bytes(begin[: _HEAD.size]) + _COUNT.pack(1)
-            ctypes.memmove(ctypes.addressof(place) + MARGIN, undivided, len(undivided))
-        # A sliding window or a division may have less to save than its most.
-        return 0 < int(written) <= size
-
-    def _load(self, place: ctypes.Array[ctypes.c_uint8], slot: int) -> bool:
-        size = len(place) - 2 * MARGIN + _divided_bytes(self._model)
-        if not self._model.parts:
-            return self._set_state((ctypes.c_uint8 * size).from_buffer(place, MARGIN), slot)
-        undivided = bytes(place[MARGIN : MARGIN + _HEAD.size + _COUNT.size])
-        divided = undivided[: _HEAD.size] + _COUNT.pack(self._model.parts) + bytes(_COUNT.size * slot)
-        first = MARGIN - _COUNT.size * slot
-        ctypes.memmove(ctypes.addressof(place) + first, divided, len(divided))
-        ctypes.memset(ctypes.addressof(place) + len(place) - MARGIN, 0, _COUNT.size * (self._model.parts - 1 - slot))
-        done = self._set_state((ctypes.c_uint8 * size).from_buffer(place, first), slot)
+    def _load(self, place: Place, slot: int) -> bool:
+        parts = self._model.parts
+        size = saved_form.divide(place, slot, parts)
+        if not size:
+            return False
+        state = (ctypes.c_uint8 * size).from_buffer(place, saved_form.begin(slot, parts))
+        read = int(llama_cpp.llama_state_seq_set_data(self._model.context, state, size, slot))
         # It may be loaded again.
-        ctypes.memmove(ctypes.addressof(place) + MARGIN, undivided, len(undivided))
-        return done
+        saved_form.undivide(place, slot, parts)
+        return 0 < read <= size
 
-    def _set_state(self, state: ctypes.Array[ctypes.c_uint8], slot: int) -> bool:
-        read = llama_cpp.llama_state_seq_set_data(self._model.context, state, len(state), slot)
-        return 0 < int(read) <= len(state)
+    def _divided_bytes(self) -> int:
+        """The bytes that the division adds to the state of a sequence."""
+        return saved_form.zeros_bytes(self._model.parts, self._sections)
 
 
-def _divided_bytes(model: Model) -> int:
-    """The bytes that the division adds to the state of a sequence."""
-    return _COUNT.size * (model.parts - 1) if model.parts else 0
+def _sections(model: Model) -> int:
+    """The sections of a sequence's state. A file may name a sliding window that the model doesn't use."""
+    if not model.window:
+        return 1
+    whole = llama_cpp.llama_state_seq_get_size(model.context, 0)
+    in_windows = llama_cpp.llama_state_seq_get_size_ext(model.context, 0, _WITHOUT_FULL_ATTENTION)
+    return 2 if in_windows < whole else 1
 
 
 def saved_bytes(model: Model, batch: Batch) -> SavedBytes:
@@ -153,7 +150,7 @@ def saved_bytes(model: Model, batch: Batch) -> SavedBytes:
     first, first_in_windows = _sizes(model, batch, Run(0, 0, [0], None))
     second, second_in_windows = _sizes(model, batch, Run(0, 0, [0, 0], None))
     each = second - first
-    fixed = first - each - _divided_bytes(model) + 2 * MARGIN
+    fixed = first - each - saved_form.zeros_bytes(model.parts, _sections(model)) + 2 * MARGIN
     # Where all is full attention, llama.cpp leaves nothing out.
     last = second_in_windows - first_in_windows if first_in_windows < first else 0
     if model.window:

@@ -100,7 +100,7 @@ class Model:
         """``name`` is the file's, unless another is given. ``converted_from``: for a converted copy, the quantization
         before. ``repacked``: whether llama.cpp may copy weights into a layout that it has other matrix kernels
         for; else they stay mapped from the file. ``parted``: whether to divide the KV cells into the most
-        parts, where the model's sequences can be cut and it is not made for embeddings. ``sequences``: the
+        parts, where the model has no recurrent state and is not made for embeddings. ``sequences``: the
         least that its context must hold. ``empty``: without memory for weights and cells, only to see in
         llama.cpp's log what they would take."""
         servable.check_contents(path, gguf.check(path))
@@ -124,7 +124,7 @@ class Model:
         """Sequences that share the cells; where these are divided, there are fewer."""
         self.parts = 0
         """Number of parts into which the KV cells are divided, one for each sequence; 0: all sequences share them."""
-        if parted and self.sequences_can_be_cut and not self._is_made_to_embed():
+        if parted and not self.has_recurrent_state and not self._is_made_to_embed():
             self.parts = next((parts for parts, _each in self.divisions()), 0)
         try:
             servable.check_loaded(path, self.architecture, self.native)
