@@ -67,7 +67,7 @@ def test_a_saved_state_is_the_one_without_parts(sections: list[bytes]):
     assert bytes(place[MARGIN : MARGIN + len(expected)]) == expected
 
 
-@pytest.mark.parametrize("ends", [(0, 0), (9, 8), (8, 20), (20, 1000), (20, 1 << 63)])
+@pytest.mark.parametrize("ends", [(0, 0), (9, 8), (8, 20), (11, 20), (20, 22), (20, 1000), (20, 1 << 63)])
 def test_a_place_without_a_state_is_told_before_anything_is_written(ends: tuple[int, int]):
     place = room([b"full attention"])
     struct.pack_into("<QQ", place, 0, *ends)

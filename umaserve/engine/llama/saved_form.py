@@ -15,7 +15,7 @@ Place = ctypes.Array[ctypes.c_uint8]
 
 _NUMBER = struct.Struct("<I")
 HEAD_BYTES = 8
-"""Bytes before the first section: a magic number and its version."""
+"""Bytes before the first section: a magic number, and the number of the sequence, which llama.cpp doesn't read."""
 _ENDS = struct.Struct("<QQ")
 """The first bytes of a place: where the first section and the last one end, in bytes from the state's begin."""
 MAX_PARTS = 256
@@ -45,23 +45,22 @@ def divide(place: Place, slot: int, parts: int) -> int:
     """Bring the state into the form that fits ``slot``, and return its bytes, 0 for what is no state. ``undivide``
     takes it back."""
     first_end, end = _ENDS.unpack_from(place, 0)
-    if not HEAD_BYTES < first_end <= end <= len(place) - 2 * MARGIN:
+    first, last = first_end - HEAD_BYTES, end - first_end
+    if first < _NUMBER.size or (last and last < _NUMBER.size) or end > len(place) - 2 * MARGIN:
         return 0
     if not parts:
         return int(end)
     state = ctypes.addressof(place) + MARGIN
     number, before, behind = _NUMBER.pack(parts), bytes(_NUMBER.size * slot), bytes(_NUMBER.size * (parts - 1 - slot))
-    sections = 1
-    if first_end < end:
+    if last:
         middle = behind + number + before
         rest = first_end + _NUMBER.size
         ctypes.memmove(state + first_end + len(middle), state + rest, end - rest)
         ctypes.memmove(state + first_end, middle, len(middle))
-        sections = 2
-    size = int(end) + zeros_bytes(parts, sections)
+    size = int(end) + zeros_bytes(parts, 2 if last else 1)
     ctypes.memmove(state + size - zeros_bytes(parts, 1), behind, len(behind))
-    first = bytes(place[MARGIN : MARGIN + HEAD_BYTES]) + number + before
-    ctypes.memmove(state - len(before), first, len(first))
+    beginning = bytes(place[MARGIN : MARGIN + HEAD_BYTES]) + number + before
+    ctypes.memmove(state - len(before), beginning, len(beginning))
     return size
 
 
@@ -73,8 +72,8 @@ def undivide(place: Place, slot: int, parts: int) -> None:
     state = ctypes.addressof(place) + MARGIN
     one = _NUMBER.pack(1)
     at = begin(slot, parts)
-    first = bytes(place[at : at + HEAD_BYTES]) + one
-    ctypes.memmove(state, first, len(first))
+    beginning = bytes(place[at : at + HEAD_BYTES]) + one
+    ctypes.memmove(state, beginning, len(beginning))
     if first_end < end:
         rest = first_end + _NUMBER.size
         ctypes.memmove(state + rest, state + first_end + _NUMBER.size * parts, end - rest)
