@@ -957,6 +957,15 @@ PLANS = {
         ),
         did((), ((1, 1), (20, 19))),
     ),
+    "unless a stream has just begun": (
+        snapshot(
+            [prompt(number, remaining=number, started=True, arrived_at=1000.0 - AGING_S) for number in (1, 20)],
+            began_at=NOW - AGING_S / 2,
+            cost=FREE,
+            prompts_apart=True,
+        ),
+        did((), ((20, 19),)),
+    ),
     "nor in the middle of its answer": (
         snapshot([prompt(1, remaining=1, started=True, resumes=True), prompt(2)], cost=FREE, prompts_apart=True),
         did((), ((1, 1), (2, 9))),

@@ -66,6 +66,8 @@ class Planner:
         """Number of the latest tick."""
         self._prefilled_at = -math.inf
         """When the latest tick with prompt tokens was planned."""
+        self._began_at = -math.inf
+        """When the latest tick with the end of a prompt was planned: its stream begins."""
         self._moving = MovingCost(capacity)
         self._scoring = PromptScoring()
         self.draft_costs = DraftCosts()
@@ -301,6 +303,7 @@ class Planner:
             moving_s=self._moving_s(),
             elsewhere=self._neighbours.elsewhere(self),
             prefilled_at=self._prefilled_at,
+            began_at=self._began_at,
         )
 
     def _stream(self, session: Session) -> Stream:
@@ -378,6 +381,8 @@ class Planner:
                 end = self._scoring.end(session, end, scored)
                 # None where it computes again what was told.
                 scored += max(0, end + 1 - session.scored)
+            if end == session.length:
+                self._began_at = snapshot.now
             prompts.append((session, end))
         self._number += 1
         return make_work(

@@ -21,7 +21,7 @@ class Burst:
     def __init__(self, snapshot: Snapshot, queue: Sequence[Prompt], adapters: Adapters, rows: int) -> None:
         """``queue``: all prompts, the most urgent first. ``rows``: those that the tick has for prompts with these
         ``adapters``."""
-        self._now = snapshot.now
+        self._now, self._began_at = snapshot.now, snapshot.began_at
         self._preparing = snapshot.preparing > 0
         self._alone = len(queue) == 1 and not snapshot.preparing and not snapshot.streams
         running = [prompt for prompt in queue if prompt.started]
@@ -49,7 +49,7 @@ class Burst:
             return False
         if self._preparing and self._now < prompt.arrived_at + BURST_S:
             return True
-        return self._now < prompt.arrived_at + AGING_S and any(
+        return self._now < AGING_S + max(prompt.arrived_at, self._began_at) and any(
             other.arrived_at <= prompt.arrived_at + BURST_S and other.priority <= prompt.priority
             for other in self._unready
         )

@@ -130,6 +130,8 @@ class Snapshot:
     """Seconds for the KV operations that this tick has in any case."""
     prefilled_at: float = -math.inf
     """When a tick of this model had prompt tokens last."""
+    began_at: float = -math.inf
+    """When a tick of this model had the end of a prompt last: a stream began."""
     elsewhere: OtherModelsLoad = field(default_factory=OtherModelsLoad)
 
 
