@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from umaserve.core.requests import Priority
 from umaserve.scheduler.draft_costs import SIZES
-from umaserve.scheduler.policy.burst import BURST_S, GATHER_S, GATHER_SHARE, WIDE_ROWS
+from umaserve.scheduler.policy.burst import BURST_S, GATHER_S, GATHER_SHARE, IN_TIME_S, WIDE_ROWS
 from umaserve.scheduler.policy.policy import (
     HEADROOM,
     IDLE_TICK_S,
@@ -965,6 +965,25 @@ PLANS = {
             prompts_apart=True,
         ),
         did((), ((20, 19),)),
+    ),
+    "nor beyond its own target": (
+        snapshot(
+            [prompt(1, remaining=1, started=True, own_target=True, target_ttft_s=IN_TIME_S / 2), prompt(2)],
+            cost=FREE,
+            prompts_apart=True,
+        ),
+        did((), ((2, 9), (1, 1))),
+    ),
+    "unless it has missed that": (
+        snapshot(
+            [
+                prompt(1, remaining=1, started=True, own_target=True, target_ttft_s=1.0, arrived_at=NOW - 2.0),
+                prompt(2, arrived_at=NOW - 2.0),
+            ],
+            cost=FREE,
+            prompts_apart=True,
+        ),
+        did((), ((2, 9),)),
     ),
     "nor in the middle of its answer": (
         snapshot([prompt(1, remaining=1, started=True, resumes=True), prompt(2)], cost=FREE, prompts_apart=True),

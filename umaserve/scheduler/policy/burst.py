@@ -14,6 +14,9 @@ GATHER_S, GATHER_SHARE = 0.03, 0.25
 """How long a burst waits for the requests that are being prepared, in seconds, and as a share of what computing the
 prepared ones takes."""
 
+IN_TIME_S = 2.5
+"""Seconds before its own target by which a computed prompt begins its answer: two ticks without streams."""
+
 
 class Burst:
     """Prompts that are computed together while no stream runs, and then start together (rule 10)."""
@@ -49,6 +52,8 @@ class Burst:
             return False
         if self._preparing and self._now < prompt.arrived_at + BURST_S:
             return True
+        if prompt.own_target and 0 <= prompt.arrived_at + prompt.target_ttft_s - self._now < IN_TIME_S:
+            return False
         return self._now < AGING_S + max(prompt.arrived_at, self._began_at) and any(
             other.arrived_at <= prompt.arrived_at + BURST_S and other.priority <= prompt.priority
             for other in self._unready

@@ -48,11 +48,12 @@ The rules, and why:
    together: each is computed up to its last token, and all last tokens have one tick; or all of them whole, if they
    fit one tick and rule 4 wants none of their last tokens apart. Prompts beside a stream are computed at half the speed
    (every tick then has a decode for the stream, and little time for them), and the first streams would keep all others
-   waiting. A prompt waits for those that arrived at most ``BURST_S`` after it, not for less urgent classes, and not in
-   the middle of its answer. It does not wait once it has aged, unless a stream began less than ``AGING_S`` ago: else
-   all that are computed later would start one by one, each beside the stream of the one before. Before the first is
-   computed, it waits for the requests that are being prepared, up to ``GATHER_S`` and ``GATHER_SHARE`` of what its own
-   rows take: with Qwen2.5 0.5B on a Xeon, each of 33 rows takes 5.4 ms, each of 128 in one decode 3.3 ms.
+   waiting. A prompt waits for those that arrived at most ``BURST_S`` after it, not for less urgent classes, not in the
+   middle of its answer, and not beyond a target of its own that it can still keep. It does not wait once it has aged,
+   unless a stream began less than ``AGING_S`` ago: else all that are computed later would start one by one, each beside
+   the stream of the one before. Before the first is computed, it waits for the requests that are being prepared, up to
+   ``GATHER_S`` and ``GATHER_SHARE`` of what its own rows take: with Qwen2.5 0.5B on a Xeon, each of 33 rows takes 5.4
+   ms, each of 128 in one decode 3.3 ms.
 11. The models of a daemon share one compute thread, on which their ticks alternate: between two tokens of a stream runs
    one tick of each model. So a tick's target is the shortest of all models' streams, and what the decodes of the
    others' streams take is taken off. What is then left for prefill goes to one model at a time: each decode has its
